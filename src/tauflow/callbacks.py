@@ -1,0 +1,132 @@
+"""What happens around training steps: checkpoints, stopping on request, throughput."""
+
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Literal
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities import rank_zero_info
+
+from tauflow.module import DFMModule
+
+
+class Checkpoints(Checkpoint):
+    """Writes `best.ckpt` and `last.ckpt` into the run's folder: after every validation, and `last.ckpt` also when training ends.
+
+    Args:
+        monitor: logged metric that decides which checkpoint is the best.
+        mode: whether less or more of it is better.
+        every_n_steps: also write `last.ckpt` every so many optimizer steps; by default only at validations.
+    """
+
+    def __init__(self, monitor: str = "val/bound", mode: Literal["min", "max"] = "min", every_n_steps: int | None = None):
+        self.monitor = monitor
+        self.mode = mode
+        self.every_n_steps = every_n_steps
+        self.best_score: float | None = None
+        self.best_step: int | None = None
+        self._saved_step = 0
+
+    def state_dict(self) -> dict:
+        return {"best_score": self.best_score, "best_step": self.best_step, "monitor": self.monitor}
+
+    def load_state_dict(self, state: dict) -> None:
+        if state["monitor"] == self.monitor:
+            self.best_score, self.best_step = state["best_score"], state["best_step"]
+
+    def setup(self, trainer: Trainer, pl_module: DFMModule, stage: str) -> None:
+        self.folder = Path(trainer.log_dir or trainer.default_root_dir)
+
+    @property
+    def best_path(self) -> Path:
+        return self.folder / "best.ckpt"
+
+    @property
+    def last_path(self) -> Path:
+        return self.folder / "last.ckpt"
+
+    def on_train_start(self, trainer: Trainer, pl_module: DFMModule) -> None:
+        self._saved_step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: DFMModule, outputs, batch, batch_idx: int) -> None:
+        validation_follows = trainer.is_last_batch and trainer.enable_validation  # and will write it, knowing the result
+        if self.every_n_steps and trainer.global_step % self.every_n_steps == 0 and not validation_follows:
+            self._save_last(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: DFMModule) -> None:
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        if self.monitor not in trainer.callback_metrics:
+            known = ", ".join(sorted(name for name in trainer.callback_metrics if not name.startswith("train/")))
+            raise ValueError(f"--checkpoints.monitor {self.monitor!r} was not logged by this validation; logged were: {known}")
+        score = trainer.callback_metrics[self.monitor].item()
+        sign = 1 if self.mode == "min" else -1
+        if self.best_score is None or sign * score < sign * self.best_score:
+            self.best_score, self.best_step = score, trainer.global_step
+            self._save(trainer, self.best_path)
+        self._saved_step = -1  # last.ckpt must know about this validation, even if it was just written
+        self._save_last(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: DFMModule) -> None:
+        self._save_last(trainer)
+
+    def _save_last(self, trainer: Trainer) -> None:
+        if trainer.global_step != self._saved_step:
+            self._saved_step = trainer.global_step
+            self._save(trainer, self.last_path)
+
+    def _save(self, trainer: Trainer, path: Path) -> None:
+        for logger in trainer.loggers:
+            logger.save()  # what was logged before the checkpoint is on disk before it
+        trainer.save_checkpoint(path, weights_only=False)
+
+
+class GracefulStop(Callback):
+    """Ctrl-C or SIGTERM ends training after the current step, with everything saved; a second one ends it at once."""
+
+    def __init__(self):
+        self.stopped_by: str | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: DFMModule) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def stop(number: int, frame) -> None:
+            if self.stopped_by:
+                raise KeyboardInterrupt
+            self.stopped_by = signal.Signals(number).name
+            trainer.should_stop = True
+            rank_zero_info(f"\n{self.stopped_by}: stopping after this step, then saving; once more to stop at once")
+
+        for number in self._before:
+            signal.signal(number, stop)
+
+    def teardown(self, trainer: Trainer, pl_module: DFMModule, stage: str) -> None:
+        for number, handler in getattr(self, "_before", {}).items():
+            signal.signal(number, handler)
+        self._before = {}
+
+
+class Throughput(Callback):
+    """Records training tokens per second over all devices; validation and checkpoints are not counted."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: DFMModule) -> None:
+        self._seconds, self._tokens = 0.0, 0
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: DFMModule, batch: dict, batch_idx: int) -> None:
+        self._begin = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: DFMModule, outputs, batch: dict, batch_idx: int) -> None:
+        self._tokens += batch["tokens"].numel() * trainer.world_size
+        due = trainer.global_step % trainer.log_every_n_steps == 0 and (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if due and torch.cuda.is_available():
+            torch.cuda.synchronize()  # steps are queued ahead; wait for those that are timed
+        self._seconds += time.perf_counter() - self._begin
+        if due:
+            pl_module.record(trainer.global_step, {"train/tokens_per_second": self._tokens / self._seconds})
+            self._seconds, self._tokens = 0.0, 0

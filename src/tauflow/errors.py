@@ -1,0 +1,13 @@
+"""Errors that a user can mend; the command line prints their text, without a traceback."""
+
+
+class TauflowError(Exception):
+    """Says what is wrong and what to do about it."""
+
+
+class NonFiniteLoss(TauflowError):
+    """Training met a loss or gradient that is infinite or not a number."""
+
+
+class CheckpointError(TauflowError):
+    """A checkpoint is missing, damaged, foreign, not trusted or does not fit."""

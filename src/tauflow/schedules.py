@@ -1,0 +1,162 @@
+"""Schedules kappa: [0, 1] -> [0, 1], how much of the data has been revealed at time t.
+
+Symbols (t in [0, 1], data at t = 1):
+
+    kappa(t)        share of coordinates that already carry their data token
+    kappa_dot(t)    d kappa / dt
+    survival(t)     1 - kappa(t), the share that does not, computed without cancellation near t = 1
+    tau(t)          -ln(1 - kappa), the reparameterised time of the paper (Eq. tau_def)
+    rate_factor(t)  kappa_dot / (1 - kappa) = d tau / dt (Eq. rate_factor); infinite at t = 1
+
+A schedule states `kappa`, `survival`, `kappa_dot` and how to invert the pair (kappa, survival); the rest is derived here, once.
+Everything takes and returns tensors of the same shape and dtype, or Python numbers (computed in float64).
+"""
+
+import functools
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def _elementwise(function):
+    """Lets a method that is written for tensors also take a Python number, and then return one."""
+
+    @functools.wraps(function)
+    def wrapper(self, value):
+        if isinstance(value, Tensor):
+            return function(self, value)
+        return function(self, torch.tensor(value, dtype=torch.float64)).item()
+
+    return wrapper
+
+
+class Schedule(ABC):
+    """Abstract; a final schedule is a frozen dataclass that implements the four methods marked abstract, on tensors."""
+
+    @abstractmethod
+    def _kappa(self, t: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _survival(self, t: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _kappa_dot(self, t: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _invert(self, kappa: Tensor, survival: Tensor) -> Tensor:
+        """t from both kappa and 1 - kappa, so that the one that is accurate can be used."""
+
+    @_elementwise
+    def kappa(self, t):
+        return self._kappa(t)
+
+    @_elementwise
+    def survival(self, t):
+        return self._survival(t)
+
+    @_elementwise
+    def kappa_dot(self, t):
+        return self._kappa_dot(t)
+
+    @_elementwise
+    def t_from_kappa(self, kappa):
+        return self._invert(kappa, 1 - kappa)
+
+    @_elementwise
+    def tau(self, t):
+        kappa = self._kappa(t)
+        return torch.where(kappa < 0.5, -torch.log1p(-kappa), -torch.log(self._survival(t)))
+
+    @_elementwise
+    def t_from_tau(self, tau):
+        return self._invert(-torch.expm1(-tau), torch.exp(-tau))
+
+    @_elementwise
+    def rate_factor(self, t):
+        return self._kappa_dot(t) / self._survival(t)
+
+
+@dataclass(frozen=True)
+class Polynomial(Schedule):
+    """kappa = t^m for any exponent m > 0; `linear`, `quadratic` and `cubic` are m = 1, 2, 3."""
+
+    exponent: float
+
+    def __post_init__(self):
+        if not (self.exponent > 0 and math.isfinite(self.exponent)):
+            raise ValueError(
+                f"a polynomial schedule kappa = t^m needs a finite exponent m > 0, got {self.exponent}; "
+                "use 1 (linear), 2 (quadratic) or 3 (cubic) if unsure"
+            )
+
+    def _kappa(self, t):
+        return t**self.exponent
+
+    def _survival(self, t):
+        return -torch.expm1(self.exponent * torch.log(t))
+
+    def _kappa_dot(self, t):
+        return self.exponent * t ** (self.exponent - 1)
+
+    def _invert(self, kappa, survival):
+        return kappa ** (1 / self.exponent)
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """kappa = 1 - cos(pi t / 2)."""
+
+    def _kappa(self, t):
+        return torch.where(t < 0.5, 2 * torch.sin(math.pi / 4 * t) ** 2, 1 - self._survival(t))
+
+    def _survival(self, t):
+        return torch.sin(math.pi / 2 * (1 - t))
+
+    def _kappa_dot(self, t):
+        return math.pi / 2 * torch.sin(math.pi / 2 * t)
+
+    def _invert(self, kappa, survival):
+        return torch.atan2(torch.sqrt(kappa * (1 + survival)), survival) * (2 / math.pi)
+
+
+@dataclass(frozen=True)
+class CosineSquared(Schedule):
+    """kappa = sin^2(pi t / 2) = 1 - cos^2(pi t / 2)."""
+
+    def _kappa(self, t):
+        return torch.sin(math.pi / 2 * t) ** 2
+
+    def _survival(self, t):
+        return torch.sin(math.pi / 2 * (1 - t)) ** 2
+
+    def _kappa_dot(self, t):
+        return math.pi * torch.sin(math.pi / 2 * t) * torch.sin(math.pi / 2 * (1 - t))
+
+    def _invert(self, kappa, survival):
+        return torch.atan2(torch.sqrt(kappa), torch.sqrt(survival)) * (2 / math.pi)
+
+
+SCHEDULES = {
+    "linear": lambda: Polynomial(1.0),
+    "quadratic": lambda: Polynomial(2.0),
+    "cubic": lambda: Polynomial(3.0),
+    "polynomial": Polynomial,
+    "cosine": Cosine,
+    "cosine_squared": CosineSquared,
+}
+
+
+def schedule_from(schedule: Schedule | str, **options) -> Schedule:
+    """A schedule from its name (`"quadratic"`, `"polynomial", exponent=1.5`) or itself."""
+    if isinstance(schedule, Schedule):
+        return schedule
+    if schedule not in SCHEDULES:
+        raise ValueError(f"unknown schedule {schedule!r}; known schedules: {', '.join(SCHEDULES)}")
+    try:
+        return SCHEDULES[schedule](**options)
+    except TypeError:
+        wanted = "needs exponent=..." if schedule == "polynomial" else "takes no options"
+        raise ValueError(f"schedule {schedule!r} {wanted}, got {options or 'none'}") from None

@@ -1,0 +1,117 @@
+"""Task: the data module that also knows what a sample is and how good it is.
+
+A training batch is {"tokens": (b, D), "position": (b,)}: position p counts items since the beginning of training over all devices, so
+step p // B and row p % B of the global batch of B items follow from it alone. A validation batch has "index" instead.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+from torchmetrics import MetricCollection
+
+
+class Task(LightningDataModule):
+    """Abstract. A final task sets `train_data` and `val_data` in `setup` and says what its samples are.
+
+    `train_data[p]` must be the item at position p of an endless order (a permutation a pass, or fresh items) as {"tokens", "position"};
+    `val_data[i]` a fixed item {"tokens", "index"}. Both take lists of positions through `__getitems__`.
+    """
+
+    num_tokens: int  # V
+    seq_len: int  # D
+    train_data: Dataset
+    val_data: Dataset
+
+    def __init__(self, batch_size: int, epoch_items: int, num_workers: int):
+        super().__init__()
+        self.batch_size = batch_size
+        self.epoch_items = epoch_items
+        self.num_workers = num_workers
+
+    @abstractmethod
+    def sample_metrics(self) -> MetricCollection:
+        """Fresh metrics, fed with generated tokens (B, D) only."""
+
+    @abstractmethod
+    def show(self, tokens: Tensor) -> str:
+        """Generated tokens (B, D) as text for people."""
+
+    def train_dataloader(self) -> DataLoader:
+        trainer = self.trainer
+        shares = trainer.world_size * trainer.accumulate_grad_batches
+        if self.batch_size % shares:
+            raise ValueError(
+                f"the global batch of {self.batch_size} items cannot be split over {trainer.world_size} devices x "
+                f"{trainer.accumulate_grad_batches} accumulated batches; make --data.batch_size a multiple of {shares}"
+            )
+        if self.epoch_items < self.batch_size:
+            raise ValueError(
+                f"an epoch of {self.epoch_items} items holds no batch of {self.batch_size}; lower --data.batch_size or get more data"
+            )
+        batches = GlobalBatches(
+            steps_per_epoch=self.epoch_items // self.batch_size,
+            batch_size=self.batch_size,
+            accumulate=trainer.accumulate_grad_batches,
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+            step=lambda: trainer.global_step,
+        )
+        return self._loader(self.train_data, batches)
+
+    def val_dataloader(self) -> DataLoader:
+        trainer = self.trainer
+        mine = range(trainer.global_rank, len(self.val_data), trainer.world_size)
+        size = max(1, self.batch_size // (trainer.world_size * trainer.accumulate_grad_batches))
+        return self._loader(self.val_data, [list(mine[i : i + size]) for i in range(0, len(mine), size)])
+
+    def _loader(self, data: Dataset, batches: Sampler) -> DataLoader:
+        return ResumableLoader(
+            data,
+            batch_sampler=batches,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator(),  # else every pass over the data would move the global one
+        )
+
+
+class GlobalBatches(Sampler):
+    """Batches of one rank, cut from a global order of positions so that no split changes which items a step sees.
+
+    Step n takes positions n B ... (n + 1) B - 1. Each rank takes every world_size-th of them and cuts its share into `accumulate` parts.
+    An epoch begins at the step that training has reached, asked from the trainer, so a resumed run continues with the next item.
+    """
+
+    def __init__(
+        self, steps_per_epoch: int, batch_size: int, accumulate: int, rank: int, world_size: int, step: Callable[[], int]
+    ):
+        self.steps_per_epoch = steps_per_epoch
+        self.batch_size = batch_size
+        self.accumulate = accumulate
+        self.rank = rank
+        self.world_size = world_size
+        self.step = step
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch * self.accumulate
+
+    def __iter__(self) -> Iterator[list[int]]:
+        first = self.step()
+        last = (first // self.steps_per_epoch + 1) * self.steps_per_epoch
+        part = self.batch_size // self.accumulate
+        for begin in range(first * self.batch_size, last * self.batch_size, part):
+            yield list(range(begin + self.rank, begin + part, self.world_size))
+
+
+class ResumableLoader(DataLoader):
+    """Tells Lightning that a run may stop in the middle of an epoch: the place to continue follows from the trainer's step."""
+
+    def state_dict(self) -> dict:
+        return {}
+
+    def load_state_dict(self, state: dict) -> None:
+        pass

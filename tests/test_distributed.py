@@ -1,0 +1,79 @@
+"""Two processes on the CPU through Lightning's DDP: the same run as one process, split."""
+
+import pytest
+import torch
+from conftest import TINY, load_plain, read_scalars, run_train
+
+
+def test_two_processes_train_the_same_model(trained, tmp_path):
+    """The global batch is the same set of items with the same noise, so losses and weights agree with one process up to rounding.
+
+    That also shows that the ranks see different data and noise: a rank that repeated the other's would change every loss.
+    """
+    result = run_train(
+        *TINY, "--trainer.max_steps=24", "--trainer.devices=2", "--trainer.strategy=ddp", f"--trainer.default_root_dir={tmp_path}", cwd=tmp_path
+    )
+    assert result.returncode == 0, result.stderr
+    assert sorted(path.name for path in tmp_path.rglob("*.ckpt")) == ["best.ckpt", "last.ckpt"]
+    assert result.stdout.count("run folder") == 1
+
+    one, two = read_scalars(trained), read_scalars(tmp_path / "version_0")
+    for tag in ("train/loss", "train/gradient_norm", "val/bound", "val/bound_standard_error", "val/loss_kappa_quarter_1"):
+        assert [step for step, _ in two[tag]] == [step for step, _ in one[tag]], tag
+        assert [value for _, value in two[tag]] == pytest.approx([value for _, value in one[tag]], rel=2e-3), tag
+    left, right = (load_plain(folder / "last.ckpt")["state_dict"] for folder in (trained, tmp_path / "version_0"))
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], atol=2e-3, rtol=2e-2)
+
+
+WORKER = """
+import sys
+import torch
+from lightning.pytorch import Callback, Trainer
+from tauflow.module import DFMModule
+from tauflow.networks import TransformerConfig
+from tauflow.tasks import Countdown
+
+
+class Watch(Callback):
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        position, t = model._where
+        self.seen.append((position.tolist(), t.tolist(), batch["tokens"].sum(1).tolist()))
+
+    def on_fit_end(self, trainer, model):
+        metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
+        torch.save({"seen": self.seen, "metrics": metrics}, f"{sys.argv[1]}/rank{trainer.global_rank}.pt")
+
+
+watch = Watch()
+watch.seen = []
+torch.manual_seed(0)
+model = DFMModule(6, 16, network=TransformerConfig(width=16, blocks=1, heads=2))
+task = Countdown(length=16, values=6, batch_size=8, epoch_items=16, val_items=7)  # 7 items: the ranks validate 4 and 3
+trainer = Trainer(
+    accelerator="cpu", devices=2, strategy="ddp", max_steps=2, logger=False, callbacks=[watch], enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False, default_root_dir=sys.argv[1],
+)
+trainer.fit(model, task)
+"""
+
+
+def test_ranks_see_different_items_and_times_and_the_same_metrics(tmp_path):
+    import subprocess
+    import sys
+
+    from conftest import ENV
+
+    (tmp_path / "worker.py").write_text(WORKER)
+    result = subprocess.run(
+        [sys.executable, "worker.py", str(tmp_path)], cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=240
+    )
+    assert result.returncode == 0, result.stderr
+    ranks = [load_plain(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
+    for step in (0, 1):
+        positions, times, sums = zip(*(rank["seen"][step] for rank in ranks), strict=True)
+        assert sorted(positions[0] + positions[1]) == list(range(8 * step, 8 * step + 8))
+        assert sorted(int(t * 8) for t in times[0] + times[1]) == list(range(8))  # one time in each stratum of the global batch
+        assert sums[0] != sums[1]
+    assert ranks[0]["metrics"] == ranks[1]["metrics"]
+    assert "val/bound" in ranks[0]["metrics"]

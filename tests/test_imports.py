@@ -1,0 +1,73 @@
+"""Who may import what: the layers of the package, and what `import tauflow` may bring along."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src" / "tauflow"
+HEAVY = {"lightning", "transformers", "datasets", "tokenizers", "torchmetrics", "tensorboard"}
+
+# module -> what of tauflow it may import; a heavy package is allowed where "heavy" stands
+ALLOWED = {
+    "errors": set(),
+    "seeds": set(),
+    "schedules": set(),
+    "sources": set(),
+    "networks": set(),
+    "paths": {"schedules", "sources"},
+    "losses": {"schedules", "sources"},
+    "denoisers": {"sources"},
+    "ema": set(),
+    "checkpoints": {"errors", "heavy"},
+    "callbacks": {"errors", "module", "heavy"},
+    "tasks.base": {"errors", "seeds", "heavy"},
+    "tasks.countdown": {"errors", "seeds", "tasks.base", "heavy"},
+    "module": {
+        *("errors", "seeds", "schedules", "sources", "paths", "losses", "networks", "denoisers", "ema", "checkpoints", "heavy"),
+    },
+    "runs": {"errors", "schedules", "sources", "networks", "denoisers", "checkpoints", "module", "tasks", "heavy"},
+}
+FREE = {"cli", "__init__", "tasks.__init__"}  # cli may import everything, but nobody imports cli
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"tauflow.{alias.name}" for alias in node.names} if node.module == "tauflow" else {node.module}
+    return found
+
+
+MODULES = {str(path.relative_to(SRC).with_suffix("")).replace("/", "."): path for path in SRC.rglob("*.py")}
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_layers(name):
+    found = imports(MODULES[name])
+    assert "tauflow.cli" not in found, "nobody imports cli"
+    if name in FREE:
+        return
+    assert name in ALLOWED, f"say in this test what {name} may import"
+    own = {module.removeprefix("tauflow.") for module in found if module.startswith("tauflow.")}
+    assert own <= ALLOWED[name]
+    assert "heavy" in ALLOWED[name] or not HEAVY & {module.split(".")[0] for module in found}
+
+
+def test_import_is_light():
+    code = f"import sys, tauflow; print(*sorted({HEAVY!r} & set(sys.modules)))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert loaded == []
+
+
+def test_public_names_exist():
+    import tauflow
+
+    for name in tauflow.__all__:
+        assert getattr(tauflow, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        tauflow.nonsense  # noqa: B018

@@ -1,0 +1,202 @@
+"""The module on its own and through real training: loss normalisation, the first loss, EMA, overfitting, the guard."""
+
+import math
+
+import pytest
+import torch
+from conftest import TINY, load_plain, read_scalars, run_train
+from lightning.pytorch import Trainer
+
+import tauflow
+from tauflow.errors import NonFiniteLoss
+from tauflow.module import DFMModule
+from tauflow.networks import TransformerConfig
+from tauflow.tasks import Countdown
+
+TRAINER = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+SIZES = {"network": TransformerConfig(width=16, blocks=1, heads=2), "num_tokens": 6, "seq_len": 16}
+
+
+def module(**options) -> DFMModule:
+    torch.manual_seed(0)
+    return DFMModule(**(SIZES | options))
+
+
+def perturbed(**options) -> DFMModule:
+    """A module whose head is not zero any more, so that losses and gradients differ between rows."""
+    model = module(**options)
+    for parameter in model.network.parameters():
+        parameter.data.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def validate(model: DFMModule, task: Countdown) -> dict[str, float]:
+    trainer = Trainer(**TRAINER)
+    trainer.validate(model, task, verbose=False)
+    return {name: value.item() for name, value in trainer.callback_metrics.items()}
+
+
+def loss_and_gradient(model: DFMModule, x_1, noise, parts: list[torch.Tensor]):
+    model.zero_grad()
+    losses = [model.loss(x_1[rows], noise, rows) for rows in parts]
+    sum(losses).backward()
+    return sum(losses).item(), torch.cat([p.grad.flatten() for p in model.network.parameters()])
+
+
+@pytest.mark.parametrize("source", ["masked", "uniform"])
+@pytest.mark.parametrize("loss_on", ["corrupted", "all"])
+def test_loss_and_gradient_do_not_depend_on_the_split(source, loss_on):
+    model = perturbed(source=source, loss_on=loss_on).double()
+    x_1, noise = torch.randint(6, (8, 16), generator=torch.Generator().manual_seed(3)), model.training_noise(step=5, batch_size=8)
+    whole = loss_and_gradient(model, x_1, noise, [torch.arange(8)])
+    for parts in (torch.arange(8).view(2, 4), torch.arange(8).view(4, 2).T, torch.arange(8).view(8, 1)):
+        loss, gradient = loss_and_gradient(model, x_1, noise, list(parts))
+        assert loss == pytest.approx(whole[0], rel=1e-12)
+        torch.testing.assert_close(gradient, whole[1], atol=1e-14, rtol=1e-10)
+
+
+@pytest.mark.parametrize(("source", "expected"), [("masked", "corrupted"), ("uniform", "all")])
+def test_loss_is_the_mean_cross_entropy_where_it_says(source, expected):
+    model = perturbed(source=source)
+    assert model.loss_on == expected
+    x_1, noise = torch.randint(6, (8, 16)), model.training_noise(step=0, batch_size=8)
+    logits = model.network(noise.corrupt(x_1), noise.t)
+    by_hand = torch.nn.functional.cross_entropy(logits.flatten(0, 1), x_1.flatten(), reduction="none").view(8, 16)
+    by_hand = by_hand[noise.corrupted].mean() if expected == "corrupted" else by_hand.mean()
+    torch.testing.assert_close(model.loss(x_1, noise, torch.arange(8)), by_hand)
+
+
+def test_first_loss_is_ln_v_exactly():
+    for source in ("masked", "uniform"):
+        model = module(source=source)
+        loss = model.loss(torch.randint(6, (8, 16)), model.training_noise(0, 8), torch.arange(8))
+        assert loss.item() == pytest.approx(math.log(6), rel=1e-6)
+
+
+def test_corrupted_loss_on_a_uniform_source_warns():
+    with pytest.warns(UserWarning, match="use loss_on=all"):
+        module(source="uniform", loss_on="corrupted")
+
+
+def test_training_noise_is_a_function_of_seed_and_step():
+    a, b = module(seed=1), module(seed=1)
+    a.training_noise(3, 8)
+    assert all(torch.equal(x, y) for x, y in zip(a.training_noise(4, 8), b.training_noise(4, 8), strict=True))
+    assert not torch.equal(a.training_noise(4, 8).corrupted, a.training_noise(5, 8).corrupted)
+    assert not torch.equal(a.training_noise(4, 8).corrupted, module(seed=2).training_noise(4, 8).corrupted)
+
+
+@pytest.mark.parametrize("source", ["masked", "uniform"])
+def test_overfits_a_fixed_batch(source):
+    """Eight fixed sequences with fixed noise are learned by heart: a bug in conditioning, masking or the gradient would show."""
+    model = module(source=source, network=TransformerConfig(width=64, blocks=2, heads=2))
+    x_1, noise = torch.randint(6, (8, 16), generator=torch.Generator().manual_seed(1)), model.training_noise(0, 8)
+    noise = noise._replace(t=noise.t.clamp(min=0.2), corrupted=noise.corrupted & (torch.arange(16) > 3))  # something to tell them apart
+    optimizer = torch.optim.AdamW(model.network.parameters(), lr=3e-3)
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = model.loss(x_1, noise, torch.arange(8))
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.05
+
+
+def test_logged_values_of_a_run(trained):
+    scalars = read_scalars(trained)
+    assert scalars["train/loss"][0] == (1, pytest.approx(math.log(6), rel=1e-6))
+    assert [step for step, _ in scalars["train/loss"]] == list(range(1, 25))
+    assert scalars["train/loss"][-1][1] < math.log(6) - 0.02
+    assert [step for step, _ in scalars["val/bound"]] == [8, 16, 24]
+    assert scalars["val/bound"][-1][1] < scalars["val/bound"][0][1]
+    for tag in ("train/learning_rate", "train/gradient_norm", "train/tokens_per_second", "val/bound_standard_error"):
+        assert all(value > 0 for _, value in scalars[tag]), tag
+    for quarter in (1, 2, 3, 4):
+        assert len(scalars[f"val/loss_kappa_quarter_{quarter}"]) == 3
+
+
+def test_bound_of_an_untrained_masked_model_is_ln_v():
+    """All posteriors uniform: every masked coordinate pays ln V, so the bound is ln V up to the noise in the number of masks."""
+    task, model = Countdown(length=16, values=6, val_items=256, batch_size=64), module()
+    result = validate(model, task)
+    assert abs(result["val/bound"] - math.log(6)) < 4 * result["val/bound_standard_error"]
+
+
+def test_validation_does_not_depend_on_batches_and_leaves_the_global_rng_alone():
+    results = []
+    for batch_size in (64, 7):
+        task, model = Countdown(length=16, values=6, val_items=50, batch_size=batch_size), perturbed()
+        model.ema.network.load_state_dict(model.network.state_dict())
+        torch.manual_seed(5)
+        before = torch.get_rng_state()
+        results.append(validate(model, task))
+        assert torch.equal(before, torch.get_rng_state())
+    assert results[0] == pytest.approx(results[1], rel=1e-5)
+
+
+def test_ema_is_what_validation_and_reloading_use(trained):
+    checkpoint = load_plain(trained / "last.ckpt")
+    weights = checkpoint["state_dict"]
+    raw, averaged = weights["network.output.weight"], weights["ema.network.output.weight"]
+    assert not torch.equal(raw, averaged)
+
+    run = tauflow.load(trained / "last.ckpt")
+    assert torch.equal(run.denoiser.network.output.weight, averaged)
+    assert (run.step, run.task.seq_len, run.source) == (24, 16, tauflow.Masked(6))
+    assert run.schedule == tauflow.Polynomial(2.0)
+
+    logged = dict(read_scalars(trained)["val/bound"])[24]
+    bounds = {}
+    for name in ("network.", "ema.network."):
+        model = DFMModule(6, 16, network=run.denoiser.network.config)
+        model.ema.network.load_state_dict({k.removeprefix(name): v for k, v in weights.items() if k.startswith(name)})
+        bounds[name] = validate(model, run.task)["val/bound"]
+    assert bounds["ema.network."] == pytest.approx(logged, rel=1e-5)
+    assert abs(bounds["network."] - logged) > 1e-4
+
+
+def test_ema_update_by_hand():
+    """Step 1 averages with decay 2/11, later steps with more, never with more than asked for."""
+    model = module(ema_decay=0.5)
+    start = model.ema.network.output.bias.clone()
+    model.network.output.bias.data += 1
+    model.ema.update(model.network, step=1)
+    torch.testing.assert_close(model.ema.network.output.bias, start + 9 / 11)
+    model.ema.update(model.network, step=10**6)
+    torch.testing.assert_close(model.ema.network.output.bias, start + 1 - 2 / 11 / 2)
+
+
+def test_non_finite_loss_stops_before_the_weights_are_changed(tmp_path):
+    task, model = Countdown(length=16, values=6, val_items=4, batch_size=8), module()
+    model.network.output.bias.data[2] = float("inf")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trainer = Trainer(max_steps=3, **TRAINER)
+    with pytest.raises(NonFiniteLoss, match=r"loss is nan at step 0 \(items 0 to 7 on rank 0, t from 0\.\d+ to 0\.\d+\)"):
+        trainer.fit(model, task)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_gradient_accumulation_gives_the_same_run(trained, tmp_path):
+    """The same global batch in two halves: the same losses up to rounding, because items, noise and normalisation are the same."""
+    result = run_train(
+        *TINY, "--trainer.max_steps=24", "--trainer.accumulate_grad_batches=2", f"--trainer.default_root_dir={tmp_path}", cwd=tmp_path
+    )
+    assert result.returncode == 0, result.stderr
+    whole, halves = read_scalars(trained), read_scalars(tmp_path / "version_0")
+    for tag in ("train/loss", "train/gradient_norm", "val/bound"):
+        assert [step for step, _ in halves[tag]] == [step for step, _ in whole[tag]]
+        assert [value for _, value in halves[tag]] == pytest.approx([value for _, value in whole[tag]], rel=2e-3), tag
+
+
+def test_bf16_and_compile(tmp_path):
+    result = run_train(
+        *TINY,
+        *("--trainer.max_steps=4", "--trainer.precision=bf16-mixed", "--model.compile_network=true", "--model.network.time=true"),
+        f"--trainer.default_root_dir={tmp_path}",
+        cwd=tmp_path,
+    )
+    assert result.returncode == 0, result.stderr
+    losses = [value for _, value in read_scalars(tmp_path / "version_0")["train/loss"]]
+    assert losses[0] == pytest.approx(math.log(6), rel=1e-3)
+    assert losses[-1] < losses[0]
+    assert tauflow.load(tmp_path / "version_0" / "last.ckpt").step == 4

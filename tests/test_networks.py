@@ -1,0 +1,117 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tauflow.denoisers import Denoiser
+from tauflow.networks import Transformer, TransformerConfig
+
+
+def network(num_states=7, num_tokens=6, **sizes) -> Transformer:
+    torch.manual_seed(0)
+    net = Transformer(TransformerConfig(**({"width": 32, "blocks": 2, "heads": 4} | sizes)), num_states, num_tokens)
+    for parameter in net.parameters():  # leave the special initialisation
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    return net
+
+
+X, T = torch.randint(7, (3, 10), generator=torch.Generator().manual_seed(0)), torch.tensor([0.1, 0.5, 0.9])
+
+
+def test_first_logits_are_zero():
+    net = Transformer(TransformerConfig(width=32, blocks=2), 7, 6)
+    logits = net(X, T)
+    assert logits.shape == (3, 10, 6)
+    assert (logits == 0).all()
+    assert F.cross_entropy(logits.flatten(0, 1), X.flatten() % 6).item() == pytest.approx(math.log(6), rel=1e-6)
+
+
+def test_every_part_learns():
+    net = network()
+    net(X, T).square().sum().backward()
+    for name, parameter in net.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_bidirectional_and_position_aware():
+    net, other = network(), X.clone()
+    other[:, -1] = (other[:, -1] + 1) % 7
+    assert not torch.allclose(net(X, T)[:, 0], net(other, T)[:, 0])
+    assert not torch.allclose(net(X, T).flip(1), net(X.flip(1), T))
+
+
+def test_rotary_attention_depends_on_relative_positions_only():
+    """Rotated q and k of equal content give the same product wherever the pair stands, and another one at another distance."""
+    from tauflow.networks import Rotate, _rotation
+
+    qkv = torch.randn(1, 1, 3, 1, 16, generator=torch.Generator().manual_seed(0)).expand(1, 12, 3, 1, 16).clone()
+    q, k, v = Rotate.apply(qkv.clone(), *_rotation(12, 16, qkv.device, qkv.dtype)).unbind(2)
+    scores = torch.einsum("bihk,bjhk->ij", q, k)
+    torch.testing.assert_close(scores.diagonal(3), scores[0, 3].expand(9))
+    assert (scores[0, 3] - scores[0, 5]).abs() > 0.01
+    assert torch.equal(v, qkv[:, :, 2])
+
+
+def test_rotation_gradient():
+    from tauflow.networks import Rotate, _rotation
+
+    qkv = torch.randn(2, 5, 3, 2, 4, dtype=torch.float64, requires_grad=True)
+    cos, sin = _rotation(5, 4, qkv.device, qkv.dtype)
+    assert torch.autograd.gradcheck(lambda x: Rotate.apply(x.clone(), cos, sin), qkv)
+
+
+def test_time_conditioning_is_switchable():
+    with_time, without = network(time=True), network(time=False)
+    assert not torch.allclose(with_time(X, T), with_time(X, T.flip(0)))
+    assert torch.equal(without(X, T), without(X, T.flip(0)))
+    assert without.time is None
+
+
+def test_padding_mask_hides_padding():
+    """A padded batch gives the real coordinates what the unpadded one gives them."""
+    net = network()
+    padded = torch.cat([X, torch.full((3, 4), 5)], dim=1)
+    mask = torch.arange(14).expand(3, 14) < 10
+    torch.testing.assert_close(net(padded, T, mask)[:, :10], net(X, T), atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(net(padded, T)[:, :10], net(X, T), atol=1e-3)
+
+
+def test_head_on_rows_equals_forward():
+    net, rows = network(), torch.tensor([0, 7, 29])
+    torch.testing.assert_close(net.head(net.hidden(X, T).flatten(0, 1)[rows]), net(X, T).flatten(0, 1)[rows])
+
+
+def test_compiled_blocks_agree():
+    net = network()
+    expected = net(X, T)
+    expected.square().sum().backward()
+    gradients = [parameter.grad.clone() for parameter in net.parameters()]
+    names = list(net.state_dict())
+    net.zero_grad()
+    net.compile_blocks()
+    output = net(X, T)
+    output.square().sum().backward()
+    torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-3)
+    for parameter, gradient in zip(net.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-2, rtol=1e-3)
+    assert list(net.state_dict()) == names
+
+
+@pytest.mark.parametrize("sizes", [{"width": 30}, {"blocks": 0}, {"width": 32, "heads": 32}])
+def test_impossible_sizes(sizes):
+    with pytest.raises(ValueError, match="must be"):
+        TransformerConfig(**({"width": 32, "blocks": 2, "heads": 4} | sizes))
+
+
+def test_denoiser_reads_rows_lazily():
+    net = network()
+    evaluation = Denoiser(net).evaluate(X, T)
+    dense = evaluation.dense()
+    assert dense.shape == (3, 10, 6)  # no column for the mask, so no mass on it
+    torch.testing.assert_close(dense.sum(-1), torch.ones(3, 10))
+    rows = torch.tensor([3, 17])
+    torch.testing.assert_close(evaluation.rows(rows), dense.flatten(0, 1)[rows])
+    torch.testing.assert_close(evaluation.at(rows, torch.tensor([1, 5])), dense.flatten(0, 1)[rows, [1, 5]])
+    assert not dense.requires_grad

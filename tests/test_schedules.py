@@ -1,0 +1,100 @@
+import math
+
+import mpmath
+import pytest
+import torch
+
+from tauflow.schedules import SCHEDULES, Cosine, Polynomial, schedule_from
+
+ALL = {name: schedule_from(name) for name in SCHEDULES if name != "polynomial"} | {"t^0.5": Polynomial(0.5), "t^1.5": Polynomial(1.5)}
+EXACT_SURVIVAL = {
+    "linear": lambda t: 1 - t,
+    "quadratic": lambda t: 1 - t**2,
+    "cubic": lambda t: 1 - t**3,
+    "cosine": lambda t: mpmath.cos(mpmath.pi * t / 2),
+    "cosine_squared": lambda t: mpmath.cos(mpmath.pi * t / 2) ** 2,
+    "t^0.5": lambda t: 1 - mpmath.sqrt(t),
+    "t^1.5": lambda t: 1 - t ** mpmath.mpf("1.5"),
+}
+mpmath.mp.dps = 60
+
+
+@pytest.fixture(params=ALL, ids=str)
+def name(request):
+    return request.param
+
+
+def test_ends_and_growth(name):
+    schedule, t = ALL[name], torch.linspace(0, 1, 1001, dtype=torch.float64)
+    kappa = schedule.kappa(t)
+    assert kappa[0] == 0
+    assert kappa[-1] == 1
+    assert (kappa.diff() > 0).all()
+    torch.testing.assert_close(kappa + schedule.survival(t), torch.ones_like(t))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_against_high_precision_at_both_ends(name, dtype):
+    """Relative error of a few ulp at times whose distance to 0 or 1 goes down to the last bit: any cancellation would show as 1e-3."""
+    eps = torch.finfo(dtype).eps
+    near = torch.logspace(math.log10(4 * eps), math.log10(0.4), 40, dtype=torch.float64).to(dtype)
+    schedule = ALL[name]
+    for t in torch.cat([near, 1 - near]):
+        exact_t = mpmath.mpf(t.item())
+        survival = EXACT_SURVIVAL[name](exact_t)
+        for value, exact in [
+            (schedule.kappa(t), 1 - survival),
+            (schedule.survival(t), survival),
+            (schedule.tau(t), -mpmath.log(survival)),
+            (schedule.rate_factor(t), -mpmath.diff(EXACT_SURVIVAL[name], exact_t, h=mpmath.mpf("1e-25")) / survival),
+        ]:
+            assert value.item() == pytest.approx(float(exact), rel=16 * eps)
+            assert value.dtype == dtype
+
+
+def test_tau_round_trip_up_to_30(name):
+    """t is stored with a relative error of eps / 2, which moves tau by up to eps / 2 * rate_factor: nothing worse may be added."""
+    schedule, tau = ALL[name], torch.linspace(0.01, 30, 3000, dtype=torch.float64)
+    t = schedule.t_from_tau(tau)
+    error = (schedule.tau(t) - tau).abs()
+    assert (error <= 2 * torch.finfo(torch.float64).eps * (schedule.rate_factor(t) * t + 1 + tau)).all()
+    assert schedule.tau(schedule.t_from_tau(0.0)) == 0
+
+
+def test_kappa_round_trip(name):
+    schedule, kappa = ALL[name], torch.linspace(0, 1, 1001, dtype=torch.float64)
+    torch.testing.assert_close(schedule.kappa(schedule.t_from_kappa(kappa)), kappa, atol=1e-15, rtol=1e-14)
+
+
+def test_kappa_dot_is_the_derivative(name):
+    schedule, t = ALL[name], torch.linspace(0.05, 0.95, 19, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(schedule.kappa(t).sum(), t)
+    torch.testing.assert_close(schedule.kappa_dot(t.detach()), slope)
+
+
+def test_numbers_and_tensors_agree(name):
+    schedule = ALL[name]
+    for function in (schedule.kappa, schedule.kappa_dot, schedule.tau, schedule.t_from_tau, schedule.rate_factor, schedule.t_from_kappa):
+        number = function(0.3)
+        assert isinstance(number, float)
+        assert number == function(torch.tensor([[0.3]], dtype=torch.float64)).item()
+
+
+def test_by_name_by_class_and_by_exponent():
+    assert schedule_from("quadratic") == Polynomial(2.0) == schedule_from(Polynomial(2)) == schedule_from("polynomial", exponent=2)
+    assert schedule_from("cosine") == Cosine()
+
+
+@pytest.mark.parametrize("exponent", [0, -1.0, float("nan"), float("inf")])
+def test_bad_exponent(exponent):
+    with pytest.raises(ValueError, match="exponent m > 0"):
+        Polynomial(exponent)
+
+
+def test_unknown_name_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"'quadrat'.*linear, quadratic, cubic"):
+        schedule_from("quadrat")
+    with pytest.raises(ValueError, match="needs exponent"):
+        schedule_from("polynomial")
+    with pytest.raises(ValueError, match="takes no options"):
+        schedule_from("cosine", exponent=2)
