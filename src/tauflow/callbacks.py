@@ -1,5 +1,6 @@
 """What happens around training steps: checkpoints, stopping on request, throughput."""
 
+import math
 import signal
 import threading
 import time
@@ -8,7 +9,7 @@ from typing import Literal
 
 import torch
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, RichProgressBar
 from lightning.pytorch.utilities import rank_zero_info
 
 from tauflow.module import DFMModule
@@ -110,6 +111,20 @@ class GracefulStop(Callback):
         for number, handler in getattr(self, "_before", {}).items():
             signal.signal(number, handler)
         self._before = {}
+
+
+class Progress(RichProgressBar):
+    """Lightning's bar, which counts epochs even where the end is given in steps, and leaves the version number to the folder's name."""
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        trainer = self.trainer
+        epochs = trainer.max_epochs
+        if trainer.max_steps > 0:
+            epochs = math.ceil(trainer.max_steps * trainer.accumulate_grad_batches / trainer.num_training_batches)
+        return f"Epoch {current_epoch + 1}" + (f" of {epochs}" if epochs and epochs > 0 else "")
+
+    def get_metrics(self, trainer: Trainer, pl_module: DFMModule) -> dict:
+        return {name: value for name, value in super().get_metrics(trainer, pl_module).items() if name != "v_num"}
 
 
 class Throughput(Callback):

@@ -55,7 +55,7 @@ def read(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} holds more than plain data and is refused, it could run code when loaded: {error}".split("\n")[0]) from None
     except (RuntimeError, EOFError, ValueError, OSError) as error:
         raise CheckpointError(
-            f"{path} cannot be read, it is truncated or not a checkpoint ({str(error).splitlines()[0]}); use another one of the run"
+            f"{path} cannot be read, it is truncated or not a checkpoint ({str(error).partition(chr(10))[0] or type(error).__name__}); use another one of the run"
         ) from None
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get(KEY), dict) or "state_dict" not in checkpoint:
         raise CheckpointError(f"{path} was not written by tauflow's train.py; train a model with it, or load the weights yourself")

@@ -1,18 +1,21 @@
 """The command line: `python train.py`, configured by YAML files and flags that are the typed constructors themselves."""
 
+import difflib
+import inspect
 import os
+import re
 import sys
 import tempfile
 import warnings
 from pathlib import Path
 
-from jsonargparse import Namespace
+from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from tauflow.callbacks import Checkpoints, GracefulStop, Throughput
+from tauflow.callbacks import Checkpoints, GracefulStop, Progress, Throughput
 from tauflow.checkpoints import KEY, AtomicCheckpointIO, describe, read, refuse_foreign_classes
 from tauflow.errors import CheckpointError, TauflowError
 from tauflow.module import DFMModule
@@ -32,6 +35,12 @@ ones override earlier ones) and single settings as flags, for example
   python train.py --print_config        (show every setting and its value)
 """
 
+NOISE = [  # warnings of Lightning that are no news here
+    ".*does not have many workers.*",  # countdown items take microseconds
+    ".*module.s. in eval mode at the start of training.*",  # the averaged network always is
+    ".*LeafSpec.*deprecated.*",
+]
+
 
 class TauflowCLI(LightningCLI):
     """Task and module from typed configuration; runs in numbered folders; resuming in the folder of the checkpoint."""
@@ -45,7 +54,7 @@ class TauflowCLI(LightningCLI):
             auto_configure_optimizers=False,
             args=args,
             seed_everything_default=0,
-            parser_kwargs={"description": DESCRIPTION},
+            parser_kwargs={"description": DESCRIPTION, "exit_on_error": False, "allow_abbrev": False},
             save_config_kwargs={"overwrite": True},  # a resumed run writes its settings again
             load_from_checkpoint_support=False,  # tauflow.load rebuilds a run, without calling what a file names
         )
@@ -57,6 +66,12 @@ class TauflowCLI(LightningCLI):
         parser.link_arguments("data.seq_len", "model.seq_len", apply_on="instantiate")
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
         parser.set_defaults({"trainer.use_distributed_sampler": False})  # tasks split the global batch themselves
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: None) -> None:
+        try:
+            super().parse_arguments(parser, args)
+        except ArgumentError as error:
+            raise TauflowError(f"{error}{_accepted_keys(parser, str(error))}") from None
 
     def before_instantiate_classes(self) -> None:
         root = Path(self.config.trainer.default_root_dir or ".")
@@ -81,9 +96,9 @@ class TauflowCLI(LightningCLI):
                 )
         plugins = config.plugins or []
         kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
-        trainer = super().instantiate_trainer(**kwargs)
-        trainer.callbacks[:0] = [GracefulStop(), Throughput()]
-        return trainer
+        bar = [] if config.enable_progress_bar is False else [Progress()]
+        self.trainer_defaults = {"callbacks": [GracefulStop(), Throughput(), *bar]}
+        return super().instantiate_trainer(**kwargs)
 
     def fit(self) -> None:
         if self.checkpoint is not None:
@@ -98,7 +113,8 @@ def train() -> None:
     """Entry point of train.py; exits with a message instead of a traceback where the user can mend the cause."""
     if not any(arg in ("-c", "--config") or arg.startswith("--config=") for arg in sys.argv[1:]):
         sys.argv[1:1] = ["--config", str(DEFAULT_CONFIG)]
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    for message in NOISE:
+        warnings.filterwarnings("ignore", message=message)
     try:
         cli = TauflowCLI()
         _say(f"run folder  {cli.trainer.log_dir}\nwatch it    tensorboard --logdir {cli.trainer.default_root_dir}")
@@ -106,6 +122,21 @@ def train() -> None:
     except (TauflowError, ValueError) as error:
         sys.exit(f"error: {error}")
     sys.exit(_conclude(cli))
+
+
+def _accepted_keys(parser: LightningArgumentParser, message: str) -> str:
+    """For a message about an unknown key: the keys that are accepted where it stands."""
+    unknown = re.search(r"arguments: --([\w.]+)|[Oo]ption '([\w.]+)'", message)
+    if not unknown:
+        tasks = (f"{task.__module__.rpartition('.')[0]}.{task.__name__}" for task in CLASSES if issubclass(task, Task) and task is not Task)
+        return f"\nKnown tasks: {', '.join(tasks)}" if message.startswith('Parser key "data"') else ""
+    word = (unknown[1] or unknown[2]).removeprefix("data.init_args.").removeprefix("data.")
+    settings = {option.removeprefix("--") for action in parser._actions for option in action.option_strings}
+    settings |= {f"data.{name}" for task in CLASSES if issubclass(task, Task) for name in inspect.signature(task).parameters}
+    group = re.search(r"Group '([\w.]+)'", message)
+    near = difflib.get_close_matches(f"{group[1]}.{word}" if group else word, settings, n=1, cutoff=0.0)[0]
+    siblings = sorted(key for key in settings if key.rpartition(".")[0] == near.rpartition(".")[0] and not key.endswith("help"))
+    return f"\nDid you mean {near}? Accepted there: {', '.join(siblings)}"
 
 
 @rank_zero_only

@@ -1,0 +1,127 @@
+"""What the command line accepts and what it says when it does not."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from conftest import ROOT, TINY, load_plain, run_train
+
+from tauflow.checkpoints import build, describe
+from tauflow.cli import TauflowCLI
+from tauflow.runs import CLASSES
+
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+OVERLAYS = ["smoke"]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_instantiates(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base = ["-c", str(ROOT / "configs" / "countdown.yaml")] if config.stem in OVERLAYS else []
+    monkeypatch.setattr("sys.argv", ["train.py", *base, "-c", str(config)])
+    cli = TauflowCLI()
+    assert cli.model.num_tokens == cli.datamodule.num_tokens
+    assert cli.model.seq_len == cli.datamodule.seq_len
+    assert describe(build(describe(cli.model), CLASSES)) == describe(cli.model)
+    if config.stem.startswith("countdown"):  # the paper's setting
+        assert (cli.model.seq_len, cli.model.num_tokens, cli.model.path.schedule.exponent) == (256, 32, 2)
+
+
+def test_the_run_folder_holds_what_was_said(trained):
+    assert sorted(path.name.split(".")[0] for path in trained.iterdir()) == ["best", "config", "events", "hparams", "last"]
+    config = yaml.safe_load((trained / "config.yaml").read_text())
+    assert config["data"]["init_args"]["values"] == 6
+    assert config["model"]["network"]["width"] == 16
+
+
+def run_expecting_error(tmp_path: Path, *args: str) -> str:
+    result = run_train(*args, cwd=tmp_path)
+    assert result.returncode != 0
+    assert "Traceback" not in result.stderr
+    message = result.stderr[-3000:]
+    assert len(message.splitlines()) < 25, "one screen"
+    return message
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--model.learning_rat=1"], ["learning_rat"]),
+        (["--model.network.widht=32"], ["widht"]),
+        (["--data=NoSuchTask"], ["NoSuchTask"]),
+        (["--data=os.system"], ["os.system"]),
+        (["--model.schedule=quadrat"], ["unknown schedule 'quadrat'", "cosine_squared"]),
+        (["--model.schedule=tauflow.schedules.Polynomial", "--model.schedule.exponent=-1"], ["exponent m > 0", "-1"]),
+        (["--model.source=mask"], ["masked"]),
+        (["--data.values=1"], ["values >= 2"]),
+        (["--data.batch_size=8", "--trainer.accumulate_grad_batches=3"], ["multiple of 3"]),
+        (["--data.epoch_items=4"], ["lower --data.batch_size"]),
+        (["--model.network.width=33"], ["multiple of 2 * heads"]),
+        (["--model.ema_decay=1.5"], ["EMA decay"]),
+        (["--checkpoints.monitor=val/nothing"], ["val/nothing", "val/bound"]),
+        (["--ckpt_path=nowhere.ckpt"], ["no checkpoint at nowhere.ckpt"]),
+        (["--ckpt_path=last"], ["no run to continue"]),
+    ],
+    ids=lambda value: value[0].removeprefix("--") if value[0].startswith("--") else "",
+)
+def test_bad_input_gets_a_sentence(tmp_path, args, expected):
+    message = run_expecting_error(tmp_path, *TINY, f"--trainer.default_root_dir={tmp_path}/runs", *args)
+    for text in expected:
+        assert text in message
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
+def test_a_bad_key_in_a_yaml_is_named(tmp_path):
+    (tmp_path / "typo.yaml").write_text("model:\n  learning_rat: 1.0e-3\n")
+    message = run_expecting_error(tmp_path, *TINY, "-c", "typo.yaml")
+    assert "learning_rat" in message
+    assert "learning_rate" in message  # the accepted keys
+
+
+def test_an_unwritable_folder(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    message = run_expecting_error(tmp_path, *TINY, f"--trainer.default_root_dir={tmp_path}/file/runs")
+    assert "cannot write to" in message
+    assert "--trainer.default_root_dir" in message
+
+
+def test_resuming_what_cannot_be_resumed(trained, tmp_path):
+    """Each refusal leaves the run exactly as it was."""
+    shutil.copytree(trained, tmp_path / "run")
+    checkpoint = tmp_path / "run" / "last.ckpt"
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    resume = [*TINY, f"--trainer.default_root_dir={tmp_path}", f"--ckpt_path={checkpoint}"]
+
+    message = run_expecting_error(tmp_path, *resume, "--trainer.max_steps=24")
+    assert "finished: step 24 of 24" in message
+    assert "raise --trainer.max_steps" in message
+
+    message = run_expecting_error(tmp_path, *resume, "--trainer.max_steps=40", "--data.values=7")
+    assert "num_tokens: 6 there, 7 here" in message
+    assert "run/config.yaml" in message
+
+    message = run_expecting_error(tmp_path, *resume, "--trainer.max_steps=40", "--model.source=uniform")
+    assert "source: masked there, uniform here" in message
+
+    bad = load_plain(checkpoint)
+    bad["hyper_parameters"] = {"_instantiator": "os.system"}
+    torch.save(bad, tmp_path / "bad.ckpt")
+    message = run_expecting_error(tmp_path, *TINY, "--trainer.max_steps=40", f"--ckpt_path={tmp_path}/bad.ckpt")
+    assert "names os.system" in message
+
+    (tmp_path / "cut.ckpt").write_bytes(checkpoint.read_bytes()[:5000])
+    message = run_expecting_error(tmp_path, *TINY, f"--ckpt_path={tmp_path}/cut.ckpt")
+    assert "truncated" in message
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+def test_help_and_print_config(tmp_path):
+    shown = run_train("--help", cwd=tmp_path)
+    assert shown.returncode == 0
+    for text in ("--model.learning_rate", "--ckpt_path", "peak of the schedule", "configs/smoke.yaml"):
+        assert text in shown.stdout
+    config = yaml.safe_load(run_train("--print_config", cwd=tmp_path).stdout)
+    assert config["model"]["schedule"] == "quadratic"
+    assert config["data"]["init_args"]["length"] == 256

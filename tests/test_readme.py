@@ -1,0 +1,50 @@
+"""The documented commands are the tested commands."""
+
+import re
+import shlex
+import shutil
+import sys
+import time
+
+import pytest
+from conftest import ROOT, run_train
+
+README = (ROOT / "README.md").read_text()
+COMMANDS = [line.strip() for block in re.findall(r"```(?:bash|sh)\n(.*?)```", README, re.S) for line in block.splitlines() if line.strip()]
+
+
+def test_the_two_commands_are_there_and_ci_runs_the_second():
+    assert "pip install -c constraints.txt -e . && python train.py" in COMMANDS
+    test_command = "pip install -c constraints.txt -e '.[dev]' && pytest"
+    assert test_command in COMMANDS
+    assert f"\n{test_command} || exit 1\n" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if re.search(r"python train\.py\b", c)])
+def test_train_commands_of_the_readme(command, tmp_path, trained):
+    """Every train.py command of the README runs as it stands, shrunk by flags at its end; the smoke run is not shrunk."""
+    args = shlex.split(command.split("python train.py", 1)[1], comments=True)
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    begin = time.monotonic()
+    if "configs/smoke.yaml" not in args:
+        args += ["--data.batch_size=2", "--data.epoch_items=8", "--data.val_items=4", "--trainer.max_steps=4", "--model.network.width=16"]
+        args += ["--model.network.blocks=1"]
+    if "--ckpt_path" in args:
+        run_train(*[arg for arg in args if arg not in ("--ckpt_path", "last")], cwd=tmp_path)
+        args += ["--trainer.max_steps=8"]
+    result = run_train(*args, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert time.monotonic() - begin < 90
+    if "--help" not in args and "--print_config" not in args:
+        assert "tensorboard --logdir checkpoints/" in result.stdout
+        assert re.search(r"best\s+checkpoints/\S+/version_0/best\.ckpt", result.stdout)
+
+
+def test_python_example_of_the_readme(tmp_path, trained, monkeypatch, capsys):
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    folder = tmp_path / "checkpoints" / "countdown" / "version_0"
+    shutil.copytree(trained, folder)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "README.md", "exec"), {})
+    assert "torch.Size" in capsys.readouterr().out
+    assert sys.modules["tauflow"].load(folder / "best.ckpt").task.num_tokens == 6
