@@ -1,7 +1,6 @@
 """What the command line accepts and what it says when it does not."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ import yaml
 from conftest import ROOT, TINY, load_plain, run_train
 
 from tauflow.checkpoints import build, describe
-from tauflow.cli import TauflowCLI
+from tauflow.cli import TauflowCLI, train
 from tauflow.runs import CLASSES
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -36,21 +35,29 @@ def test_the_run_folder_holds_what_was_said(trained):
     assert config["model"]["network"]["width"] == 16
 
 
-def run_expecting_error(tmp_path: Path, *args: str) -> str:
-    result = run_train(*args, cwd=tmp_path)
-    assert result.returncode != 0
-    assert "Traceback" not in result.stderr
-    message = result.stderr[-3000:]
-    assert len(message.splitlines()) < 25, "one screen"
-    return message
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys):
+    """Runs train.py's entry point in this process, expecting it to refuse; returns what it says."""
+
+    def run(*args: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("sys.argv", ["train.py", *args])
+        with pytest.raises(SystemExit) as stop:
+            train()
+        assert isinstance(stop.value.code, str), "a message, which makes the exit code 1"
+        assert len(stop.value.code.splitlines()) < 25, "one screen"
+        return stop.value.code
+
+    return run
 
 
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["--model.learning_rat=1"], ["learning_rat"]),
+        (["--model.learning_rat=1"], ["learning_rat", "Did you mean model.learning_rate?"]),
         (["--model.network.widht=32"], ["widht"]),
-        (["--data=NoSuchTask"], ["NoSuchTask"]),
+        (["--data.valus=3"], ["valus", "data.values"]),
+        (["--data=NoSuchTask"], ["NoSuchTask", "Known tasks: tauflow.tasks.Countdown"]),
         (["--data=os.system"], ["os.system"]),
         (["--model.schedule=quadrat"], ["unknown schedule 'quadrat'", "cosine_squared"]),
         (["--model.schedule=tauflow.schedules.Polynomial", "--model.schedule.exponent=-1"], ["exponent m > 0", "-1"]),
@@ -66,55 +73,62 @@ def run_expecting_error(tmp_path: Path, *args: str) -> str:
     ],
     ids=lambda value: value[0].removeprefix("--") if value[0].startswith("--") else "",
 )
-def test_bad_input_gets_a_sentence(tmp_path, args, expected):
-    message = run_expecting_error(tmp_path, *TINY, f"--trainer.default_root_dir={tmp_path}/runs", *args)
+def test_bad_input_gets_a_sentence(tmp_path, refused, args, expected):
+    message = refused(*TINY, f"--trainer.default_root_dir={tmp_path}/runs", *args)
     for text in expected:
         assert text in message
-    assert not list(tmp_path.rglob("*.ckpt"))
+    assert not list(tmp_path.rglob("*.ckpt")), "nothing was trained"
 
 
-def test_a_bad_key_in_a_yaml_is_named(tmp_path):
+def test_a_bad_key_in_a_yaml_is_named(tmp_path, refused):
     (tmp_path / "typo.yaml").write_text("model:\n  learning_rat: 1.0e-3\n")
-    message = run_expecting_error(tmp_path, *TINY, "-c", "typo.yaml")
+    message = refused(*TINY, "-c", str(tmp_path / "typo.yaml"))
     assert "learning_rat" in message
     assert "learning_rate" in message  # the accepted keys
 
 
-def test_an_unwritable_folder(tmp_path):
+def test_an_unwritable_folder(tmp_path, refused):
     (tmp_path / "file").write_text("in the way")
-    message = run_expecting_error(tmp_path, *TINY, f"--trainer.default_root_dir={tmp_path}/file/runs")
+    message = refused(*TINY, f"--trainer.default_root_dir={tmp_path}/file/runs")
     assert "cannot write to" in message
     assert "--trainer.default_root_dir" in message
 
 
-def test_resuming_what_cannot_be_resumed(trained, tmp_path):
+def test_resuming_what_cannot_be_resumed(trained, tmp_path, refused):
     """Each refusal leaves the run exactly as it was."""
     shutil.copytree(trained, tmp_path / "run")
     checkpoint = tmp_path / "run" / "last.ckpt"
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     resume = [*TINY, f"--trainer.default_root_dir={tmp_path}", f"--ckpt_path={checkpoint}"]
 
-    message = run_expecting_error(tmp_path, *resume, "--trainer.max_steps=24")
+    message = refused(*resume, "--trainer.max_steps=24")
     assert "finished: step 24 of 24" in message
     assert "raise --trainer.max_steps" in message
 
-    message = run_expecting_error(tmp_path, *resume, "--trainer.max_steps=40", "--data.values=7")
+    message = refused(*resume, "--trainer.max_steps=40", "--data.values=7")
     assert "num_tokens: 6 there, 7 here" in message
     assert "run/config.yaml" in message
 
-    message = run_expecting_error(tmp_path, *resume, "--trainer.max_steps=40", "--model.source=uniform")
+    message = refused(*resume, "--trainer.max_steps=40", "--model.source=uniform")
     assert "source: masked there, uniform here" in message
 
     bad = load_plain(checkpoint)
     bad["hyper_parameters"] = {"_instantiator": "os.system"}
     torch.save(bad, tmp_path / "bad.ckpt")
-    message = run_expecting_error(tmp_path, *TINY, "--trainer.max_steps=40", f"--ckpt_path={tmp_path}/bad.ckpt")
+    message = refused(*TINY, "--trainer.max_steps=40", f"--ckpt_path={tmp_path}/bad.ckpt")
     assert "names os.system" in message
 
     (tmp_path / "cut.ckpt").write_bytes(checkpoint.read_bytes()[:5000])
-    message = run_expecting_error(tmp_path, *TINY, f"--ckpt_path={tmp_path}/cut.ckpt")
+    message = refused(*TINY, f"--ckpt_path={tmp_path}/cut.ckpt")
     assert "truncated" in message
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+def test_the_exit_code_is_not_0(tmp_path):
+    result = run_train(*TINY, "--ckpt_path=nowhere.ckpt", cwd=tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("error: no checkpoint at nowhere.ckpt")
+    assert "Traceback" not in result.stderr
 
 
 def test_help_and_print_config(tmp_path):

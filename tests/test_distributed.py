@@ -10,9 +10,8 @@ def test_two_processes_train_the_same_model(trained, tmp_path):
 
     That also shows that the ranks see different data and noise: a rank that repeated the other's would change every loss.
     """
-    result = run_train(
-        *TINY, "--trainer.max_steps=24", "--trainer.devices=2", "--trainer.strategy=ddp", f"--trainer.default_root_dir={tmp_path}", cwd=tmp_path
-    )
+    split = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+    result = run_train(*TINY, "--trainer.max_steps=24", *split, f"--trainer.default_root_dir={tmp_path}", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert sorted(path.name for path in tmp_path.rglob("*.ckpt")) == ["best.ckpt", "last.ckpt"]
     assert result.stdout.count("run folder") == 1

@@ -13,7 +13,9 @@ from tauflow.module import DFMModule
 from tauflow.networks import TransformerConfig
 from tauflow.tasks import Countdown
 
-TRAINER = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+TRAINER = {"accelerator": "cpu", "logger": False} | dict.fromkeys(
+    ["enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False
+)
 SIZES = {"network": TransformerConfig(width=16, blocks=1, heads=2), "num_tokens": 6, "seq_len": 16}
 
 

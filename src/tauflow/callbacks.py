@@ -59,11 +59,13 @@ class Checkpoints(Checkpoint):
             self._save_last(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: DFMModule) -> None:
-        if trainer.sanity_checking or trainer.state.fn != "fit":
+        if trainer.state.fn != "fit":
             return
         if self.monitor not in trainer.callback_metrics:
             known = ", ".join(sorted(name for name in trainer.callback_metrics if not name.startswith("train/")))
             raise ValueError(f"--checkpoints.monitor {self.monitor!r} was not logged by this validation; logged were: {known}")
+        if trainer.sanity_checking:
+            return  # the check above has been made before any training
         score = trainer.callback_metrics[self.monitor].item()
         sign = 1 if self.mode == "min" else -1
         if self.best_score is None or sign * score < sign * self.best_score:

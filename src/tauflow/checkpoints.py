@@ -52,10 +52,12 @@ def read(path: str | Path) -> dict[str, Any]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise CheckpointError(f"{path} holds more than plain data and is refused, it could run code when loaded: {error}".split("\n")[0]) from None
+        raise CheckpointError(
+            f"{path} holds more than plain data and is refused, it could run code when loaded: {_first_line(error)}"
+        ) from None
     except (RuntimeError, EOFError, ValueError, OSError) as error:
         raise CheckpointError(
-            f"{path} cannot be read, it is truncated or not a checkpoint ({str(error).partition(chr(10))[0] or type(error).__name__}); use another one of the run"
+            f"{path} cannot be read, it is truncated or not a checkpoint ({_first_line(error)}); use another one of the run"
         ) from None
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get(KEY), dict) or "state_dict" not in checkpoint:
         raise CheckpointError(f"{path} was not written by tauflow's train.py; train a model with it, or load the weights yourself")
@@ -94,7 +96,7 @@ def describe(value: Any) -> Any:
         return [describe(item) for item in value]
     if isinstance(value, nn.Module) and hasattr(value, "config"):
         return describe(value.config)  # a network is described by its sizes
-    names = [name for name in inspect.signature(type(value)).parameters]
+    names = list(inspect.signature(type(value)).parameters)
     return {"class_path": _path_of(type(value)), "init_args": {name: describe(getattr(value, name)) for name in names}}
 
 
@@ -108,6 +110,10 @@ def build(spec: Any, allowed: Iterable[type]) -> Any:
     if spec.get("class_path") not in classes:
         raise CheckpointError(f"class {spec.get('class_path')!r} is not one of {', '.join(sorted(classes))}")
     return classes[spec["class_path"]](**{name: build(item, allowed) for name, item in spec["init_args"].items()})
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _path_of(cls: type) -> str:

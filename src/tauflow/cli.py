@@ -60,7 +60,7 @@ class TauflowCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--ckpt_path", type=str | None, default=None, help="Continue from this checkpoint, or from the newest run's: last.")
+        parser.add_argument("--ckpt_path", type=str | None, default=None, help="Continue from this checkpoint, or from the newest: last.")
         parser.add_lightning_class_args(Checkpoints, "checkpoints")
         parser.link_arguments("data.num_tokens", "model.num_tokens", apply_on="instantiate")
         parser.link_arguments("data.seq_len", "model.seq_len", apply_on="instantiate")
@@ -154,7 +154,9 @@ def _conclude(cli: TauflowCLI) -> int:
     _say(f"last        {files.last_path}  (step {trainer.global_step})")
     _say(f"watch       tensorboard --logdir {trainer.default_root_dir}")
     if stopped_by or trainer.interrupted:
-        _say(f"stopped at step {trainer.global_step}; to go on: python train.py -c {files.folder}/config.yaml --ckpt_path {files.last_path}")
+        _say(
+            f"stopped at step {trainer.global_step}; to go on: python train.py -c {files.folder}/config.yaml --ckpt_path {files.last_path}"
+        )
         return 130
     return 0
 
@@ -184,7 +186,7 @@ def _refuse_other_task(checkpoint: dict, path: Path, model: DFMModule, task: Tas
     saved, now = facts(checkpoint[KEY]["model"], checkpoint[KEY]["task"]), facts(describe(model), describe(task))
     if wrong := [f"{name}: {saved[name]} there, {now[name]} here" for name in saved if saved[name] != now[name]]:
         raise CheckpointError(
-            f"{path} was trained with other settings than these ({'; '.join(wrong)}); continue it with its own: -c {path.parent}/config.yaml"
+            f"{path} was trained with other settings ({'; '.join(wrong)}); continue it with its own: -c {path.parent}/config.yaml"
         )
 
 

@@ -22,7 +22,7 @@ class EMA(nn.Module):
 
     @torch.no_grad()
     def update(self, network: nn.Module, step: int) -> None:
-        """Averages in the weights after optimizer step number `step` (1, 2, ...); the decay rises to its final value as (1 + n) / (10 + n)."""
+        """Averages in the weights after step n = 1, 2, ...; the decay rises to its final value as (1 + n) / (10 + n)."""
         decay = min(self.decay, (1 + step) / (10 + step))
         get_ema_multi_avg_fn(decay)(list(self.network.parameters()), list(network.parameters()), None)
 

@@ -192,9 +192,7 @@ class DFMModule(LightningModule):
         """Noise (b rows) of validation items, a pure function of their index; and their kappa (b,), spread evenly over [0, 1)."""
         kappa = spread_kappas(index)
         t = self.path.schedule.t_from_kappa(kappa).float()
-        parts = [
-            self.path.noise(t[i : i + 1], self.seq_len, generator_for("validation noise", n)) for i, n in enumerate(index.tolist())
-        ]
+        parts = [self.path.noise(t[i : i + 1], self.seq_len, generator_for("validation noise", n)) for i, n in enumerate(index.tolist())]
         return Noise(*(torch.cat(part) for part in zip(*parts, strict=True))), kappa
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:

@@ -70,7 +70,7 @@ class Transformer(nn.Module):
         nn.init.zeros_(self.output.weight)  # all logits 0: the first loss is ln V exactly
 
     def hidden(self, x: Tensor, t: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Hidden states (B, D, W) of states x (B, D) at times t (B,); `mask` (B, D) is true where a coordinate is real, false on padding."""
+        """Hidden states (B, D, W) of states x (B, D) at times t (B,); `mask` (B, D) is false on padding."""
         h = self.embedding(x)  # (B, D, W)
         time = None if self.time is None else self.time(t)  # (B, time_width)
         rotation = _rotation(x.shape[1], self.config.width // self.config.heads, h.device, h.dtype)

@@ -86,9 +86,7 @@ class GlobalBatches(Sampler):
     An epoch begins at the step that training has reached, asked from the trainer, so a resumed run continues with the next item.
     """
 
-    def __init__(
-        self, steps_per_epoch: int, batch_size: int, accumulate: int, rank: int, world_size: int, step: Callable[[], int]
-    ):
+    def __init__(self, steps_per_epoch: int, batch_size: int, accumulate: int, rank: int, world_size: int, step: Callable[[], int]):
         self.steps_per_epoch = steps_per_epoch
         self.batch_size = batch_size
         self.accumulate = accumulate

@@ -1,0 +1,151 @@
+"""Speed of tauflow's training step against a plain stack of torch.nn.TransformerEncoderLayer, and of Trainer.fit against a bare loop.
+
+    python benchmarks/training_step.py            about fifteen minutes on two cores; prints a Markdown table
+    python benchmarks/training_step.py --quick    two repetitions, to see that it runs
+
+Both models have width 256, 4 blocks, 4 heads, MLP 1024 and GELU, see the same batches with the same noise in float32, and step the
+same AdamW. The plain one has learned positions, adds a time embedding to its input and applies its head to all coordinates. Repetitions
+alternate between the two in one process, so that the ratios hold even where the machine is busy; speeds are of the median step, with the
+quartiles of the ratios of neighbours.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor, nn
+
+from tauflow.callbacks import Throughput
+from tauflow.module import DFMModule
+from tauflow.networks import TransformerConfig
+from tauflow.tasks import Countdown
+
+LENGTH, WIDTH, BLOCKS, HEADS = 256, 256, 4, 4
+
+
+class PlainStack(nn.Module):
+    """What a user would write by hand."""
+
+    def __init__(self, num_tokens: int):
+        super().__init__()
+        self.embedding = nn.Embedding(num_tokens + 1, WIDTH)
+        self.position = nn.Parameter(0.02 * torch.randn(LENGTH, WIDTH))
+        self.time = nn.Sequential(nn.Linear(1, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH))
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, BLOCKS, norm=nn.LayerNorm(WIDTH), enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, num_tokens)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.head(self.encoder(self.embedding(x) + self.position + self.time(t[:, None])[:, None]))
+
+
+def compare_step(num_tokens: int, batch_size: int, loss_on: str, repetitions: int) -> dict:
+    torch.manual_seed(0)
+    module = DFMModule(
+        num_tokens, LENGTH, schedule="linear", loss_on=loss_on, network=TransformerConfig(width=WIDTH, blocks=BLOCKS, heads=HEADS)
+    )
+    plain = PlainStack(num_tokens)
+    rows = torch.arange(batch_size)
+
+    def plain_loss(x_1: Tensor, noise) -> Tensor:
+        logits = plain(noise.corrupt(x_1), noise.t)
+        if loss_on == "corrupted":
+            return F.cross_entropy(logits[noise.corrupted], x_1[noise.corrupted])
+        return F.cross_entropy(logits.flatten(0, 1), x_1.flatten())
+
+    losses = {"tauflow": lambda x_1, noise: module.loss(x_1, noise, rows), "plain": plain_loss}
+    models = {"tauflow": module.network, "plain": plain}
+    optimizers = {name: torch.optim.AdamW(model.parameters(), lr=1e-4) for name, model in models.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    for step in range(repetitions + 1):
+        x_1, noise = torch.randint(num_tokens, (batch_size, LENGTH)), module.training_noise(step, batch_size)
+        for name in sorted(models, reverse=step % 2 == 1):
+            begin = time.perf_counter()
+            losses[name](x_1, noise).backward()
+            optimizers[name].step()
+            optimizers[name].zero_grad()
+            seconds[name].append(time.perf_counter() - begin)
+    ratios = [b / a for a, b in zip(seconds["tauflow"][1:], seconds["plain"][1:], strict=True)]  # the first step warms up
+    sizes = {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
+    tokens = batch_size * LENGTH
+    return {name: tokens / statistics.median(values[1:]) for name, values in seconds.items()} | {
+        "ratio": statistics.median(ratios),
+        "quartiles": statistics.quantiles(ratios, n=4)[::2],
+        "parameters": sizes["tauflow"] / sizes["plain"],
+    }
+
+
+class StepTimes(Callback):
+    def on_train_start(self, trainer, module):
+        self.ends = []
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.ends.append(time.perf_counter())
+
+
+def compare_trainer(rounds: int, steps: int) -> dict:
+    """Seconds a step of Trainer.fit (EMA, clipping, logging to TensorBoard) and of a bare loop, in the default configuration."""
+    fit_seconds, bare_seconds = [], []
+    for seed in range(rounds):
+        torch.manual_seed(seed)
+        task, module, times = Countdown(batch_size=16), DFMModule(32, 256, network=TransformerConfig(time=False)), StepTimes()
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = Trainer(
+                max_steps=steps + 1,
+                accelerator="cpu",
+                logger=TensorBoardLogger(folder),
+                log_every_n_steps=16,
+                gradient_clip_val=1.0,
+                callbacks=[Throughput(), times],
+                enable_checkpointing=False,
+                enable_model_summary=False,
+                limit_val_batches=0,
+            )
+            trainer.fit(module, task)
+        fit_seconds.append((times.ends[-1] - times.ends[0]) / steps)
+
+        task.setup()
+        network, optimizer = module.network, torch.optim.AdamW(module.network.parameters(), lr=1e-4)
+        for step in range(steps + 1):
+            if step == 1:
+                begin = time.perf_counter()
+            batch = torch.stack([item["tokens"] for item in task.train_data.__getitems__(list(range(16 * step, 16 * step + 16)))])
+            module.loss(batch, module.training_noise(step, 16), torch.arange(16)).backward()
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        bare_seconds.append((time.perf_counter() - begin) / steps)
+    ratios = [a / b for a, b in zip(fit_seconds, bare_seconds, strict=True)]
+    return {"fit": statistics.median(fit_seconds), "bare": statistics.median(bare_seconds), "ratios": ratios}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two repetitions")
+    arguments = parser.parse_args()
+
+    print("| V | B | loss on | threads | tauflow, tokens/s | plain, tokens/s | ratio | quartiles | parameters, ratio |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for num_tokens, batch_size in ((32, 32), (50257, 4)):
+        for loss_on in ("corrupted", "all"):
+            for threads in (1, 2):
+                torch.set_num_threads(threads)
+                row = compare_step(num_tokens, batch_size, loss_on, repetitions=2 if arguments.quick else 16)
+                print(
+                    f"| {num_tokens} | {batch_size} | {loss_on} | {threads} | {row['tauflow']:.0f} | {row['plain']:.0f} "
+                    f"| **{row['ratio']:.2f}** | {row['quartiles'][0]:.2f} - {row['quartiles'][1]:.2f} | {row['parameters']:.3f} |",
+                    flush=True,
+                )
+    torch.set_num_threads(2)
+    row = compare_trainer(*((1, 4) if arguments.quick else (5, 48)))
+    shown = ", ".join(f"{ratio:.3f}" for ratio in row["ratios"])
+    print(f"\nTrainer.fit {row['fit'] * 1e3:.0f} ms a step, bare loop {row['bare'] * 1e3:.0f} ms; ratios of the rounds: {shown}")
+
+
+if __name__ == "__main__":
+    main()
