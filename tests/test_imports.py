@@ -19,7 +19,15 @@ ALLOWED = {
     "networks": set(),
     "paths": {"schedules", "sources"},
     "losses": {"schedules", "sources"},
-    "denoisers": {"sources"},
+    "denoisers": {"errors", "sources"},
+    "samplers.grids": {"schedules"},
+    "samplers.leap": {"denoisers"},
+    "samplers.base": {"errors", "denoisers", "schedules", "sources", "samplers.grids", "samplers.leap"},
+    "samplers.leaping": {"errors", "samplers.base", "samplers.grids", "samplers.leap"},
+    "samplers.tweedie": {"sources", "samplers.base", "samplers.leap", "samplers.leaping"},
+    "samplers.theta": {"errors", "samplers.base", "samplers.grids", "samplers.leap", "samplers.leaping"},
+    "samplers.first_hitting": {"sources", "samplers.base", "samplers.grids", "samplers.leap"},
+    "sampling": {"errors", "denoisers", "schedules", "sources", "samplers", "samplers.base"},
     "ema": set(),
     "checkpoints": {"errors", "heavy"},
     "callbacks": {"errors", "module", "heavy"},
@@ -30,7 +38,7 @@ ALLOWED = {
     },
     "runs": {"errors", "schedules", "sources", "networks", "denoisers", "checkpoints", "module", "tasks", "heavy"},
 }
-FREE = {"cli", "__init__", "tasks.__init__"}  # cli may import everything, but nobody imports cli
+FREE = {"cli", "__init__", "tasks.__init__", "samplers.__init__"}  # cli may import everything, but nobody imports cli
 
 
 def imports(path: Path) -> set[str]:

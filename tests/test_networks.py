@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tauflow.denoisers import Denoiser
+from tauflow.denoisers import SplitDenoiser
 from tauflow.networks import Transformer, TransformerConfig
 
 
@@ -107,7 +107,7 @@ def test_impossible_sizes(sizes):
 
 def test_denoiser_reads_rows_lazily():
     net = network()
-    evaluation = Denoiser(net).evaluate(X, T)
+    evaluation = SplitDenoiser(net).evaluate(X, T)
     dense = evaluation.dense()
     assert dense.shape == (3, 10, 6)  # no column for the mask, so no mass on it
     torch.testing.assert_close(dense.sum(-1), torch.ones(3, 10))

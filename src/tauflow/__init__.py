@@ -17,8 +17,11 @@ B sequences, D coordinates, V data tokens, S states (V + 1 with a mask, V withou
 import importlib
 from importlib.metadata import PackageNotFoundError, version
 
+from tauflow.denoisers import Denoiser, from_masked_lm, from_probabilities
 from tauflow.errors import TauflowError
 from tauflow.paths import MixturePath
+from tauflow.samplers import SAMPLERS, Result, Sampler
+from tauflow.sampling import sample
 from tauflow.schedules import SCHEDULES, Cosine, CosineSquared, Polynomial, Schedule, schedule_from
 from tauflow.sources import SOURCES, Masked, Source, Uniform
 
@@ -35,17 +38,24 @@ _LAZY = {  # these bring lightning along, so they are imported when they are fir
 }
 
 __all__ = [
+    "SAMPLERS",
     "SCHEDULES",
     "SOURCES",
     "Cosine",
     "CosineSquared",
+    "Denoiser",
     "Masked",
     "MixturePath",
     "Polynomial",
+    "Result",
+    "Sampler",
     "Schedule",
     "Source",
     "TauflowError",
     "Uniform",
+    "from_masked_lm",
+    "from_probabilities",
+    "sample",
     "schedule_from",
     *_LAZY,
 ]

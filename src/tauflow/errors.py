@@ -11,3 +11,11 @@ class NonFiniteLoss(TauflowError):
 
 class CheckpointError(TauflowError):
     """A checkpoint is missing, damaged, foreign, not trusted or does not fit."""
+
+
+class SamplingError(TauflowError, ValueError):
+    """A request that a sampler cannot carry out."""
+
+
+class BadLogits(SamplingError):
+    """The denoiser returned something that is not a posterior."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
 
 from tauflow.checkpoints import FORMAT, KEY, describe
-from tauflow.denoisers import Denoiser
+from tauflow.denoisers import Denoiser, SplitDenoiser
 from tauflow.ema import EMA
 from tauflow.errors import NonFiniteLoss
 from tauflow.losses import DEFAULT_LOSS_ON, LossOn, bound_integrand, cross_entropy, stratified_mean
@@ -88,7 +88,7 @@ class DFMModule(LightningModule):
 
     def denoiser(self) -> Denoiser:
         """The denoiser to sample from: the averaged weights."""
-        return Denoiser(self.ema.network)
+        return SplitDenoiser(self.ema.network, self.num_tokens)
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         checkpoint[KEY] = {"format": FORMAT, "model": describe(self), "task": describe(self.trainer.datamodule)}

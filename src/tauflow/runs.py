@@ -51,7 +51,7 @@ def load(path: str | Path, device: str | torch.device = "cpu", classes: Iterable
         raise CheckpointError(f"{path} does not describe a model that this version of tauflow can build: {error}") from error
     return Run(
         task=task,
-        denoiser=Denoiser(module.ema.network.to(device)),
+        denoiser=module.to(device).denoiser(),
         source=module.path.source,
         schedule=module.path.schedule,
         step=int(checkpoint["global_step"]),

@@ -1,0 +1,42 @@
+"""Where the steps go.
+
+A grid is the times t_0 = 0 < t_1 < ... < t_S of S transitions, in float64, with their tau. With a finishing draw the last evaluation stands at t_S and
+draws x_1, so the uniform t grid is t_n = n / (S + 1) and needs no cutoff; the tau grid ends where 1 - kappa = cutoff. Without one both end there.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tauflow.schedules import Schedule
+
+GridName = Literal["t", "tau"]
+
+
+@dataclass(frozen=True)
+class Grid:
+    t: Tensor  # (S + 1,) float64
+    tau: Tensor  # (S + 1,) float64
+
+    @property
+    def steps(self) -> int:
+        return len(self.t) - 1
+
+    def dt(self, n: int) -> float:
+        return (self.t[n + 1] - self.t[n]).item()
+
+    def dtau(self, n: int) -> float:
+        return (self.tau[n + 1] - self.tau[n]).item()
+
+
+def make_grid(name: GridName, steps: int, schedule: Schedule, cutoff: float, draws: bool) -> Grid:
+    """S = `steps` transitions; `draws` says whether a finishing draw follows them."""
+    number = torch.arange(steps + 1, dtype=torch.float64)
+    last = -torch.log(torch.tensor(cutoff, dtype=torch.float64))  # tau where 1 - kappa = cutoff
+    if name == "tau":
+        tau = last * number / max(1, steps)
+        return Grid(schedule.t_from_tau(tau), tau)
+    t = number / (steps + 1) if draws else schedule.t_from_tau(last) * number / max(1, steps)
+    return Grid(t, schedule.tau(t))

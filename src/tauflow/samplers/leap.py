@@ -1,0 +1,137 @@
+"""Jumps from a linear combination of Evaluations.
+
+Every leaping method has cumulative intensities L_s = max(0, sum_i c_i p_i(s)) for s != x. Each row p_i sums to 1, so the positive terms bound their
+sum by A = sum_{c_i > 0} c_i *before any row is read*. Two versions with the same law:
+
+- `leap` throws a coin first: a coordinate is a candidate with probability 1 - exp(-A). Only rows of candidates are read; there, L is known, and the
+  candidate moves with probability (1 - exp(-L)) / (1 - exp(-A)) for the `exponential` rule, L exp(-L) / (1 - exp(-A)) for `one_event`. With A
+  large every row is a candidate and this is the dense pass, in chunks of rows.
+- `leap_dense` is the literal algorithm: B * D * V Poisson counts. Tests compare the two.
+
+Shapes: B sequences, D coordinates, V data tokens, R rows.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tauflow.denoisers import Evaluation
+
+JumpName = Literal["exponential", "one_event"]
+CHUNK = 2**20  # entries of a chunk of rows: a few megabytes
+
+
+@dataclass(frozen=True)
+class Term:
+    """c p(s) of one Evaluation, made at `state`: a coordinate that could not move there has no rate, and none to the token it then had."""
+
+    coefficient: float
+    evaluation: Evaluation
+    state: Tensor  # (B, D)
+    movable: Tensor  # (B, D) of that state
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """Bounds on the cumulative intensity of a channel: the floor eps_0 and the ceiling M of Eq. clamping, times the step."""
+
+    floor: float = 0.0
+    ceiling: float = math.inf
+
+
+@dataclass(frozen=True)
+class Jumps:
+    """What a leap did: the new state, and expected shares of the movable coordinates for the log."""
+
+    x: Tensor  # (B, D)
+    moved: float  # share that moved
+    clamped: float  # share of the read channels whose extrapolated intensity was negative
+    several: float  # probability of more than one event
+
+
+def leap(terms: list[Term], x: Tensor, movable: Tensor, num_tokens: int, jump: JumpName, clamp: Clamp, generator: torch.Generator) -> Jumps:
+    """One leap from x, coin first, rows of candidates only."""
+    mass = sum(max(0.0, term.coefficient) for term in terms) + clamp.floor * num_tokens
+    candidate = -math.expm1(-mass)  # 1 - exp(-A)
+    places = movable.flatten().nonzero().squeeze(1)
+    coins = uniforms(len(places), generator, places.device)
+    places = places[coins < candidate]
+    result, moved, clamped, several, channels = x.clone().flatten(), 0, 0.0, 0.0, 0
+    for index in places.split(max(1, CHUNK // num_tokens)):
+        intensity, negative = intensities(terms, index, x, clamp)  # (R, V)
+        total = intensity.sum(-1, dtype=precise(x.device))  # L, (R,)
+        stay = torch.exp(-total)
+        chance = -torch.expm1(-total) if jump == "exponential" else total * stay
+        moves = uniforms(len(index), generator, index.device) * candidate < chance
+        tokens = categorical(intensity[moves], generator)
+        result[index[moves]] = tokens
+        moved += len(tokens)
+        clamped, channels = clamped + negative, channels + intensity.numel()
+        several += ((1 - stay - total * stay) / candidate).sum().item()
+    count = max(1, int(movable.sum()))
+    return Jumps(result.view_as(x), moved / count, clamped / max(1, channels), several / count)
+
+
+def leap_dense(
+    terms: list[Term], x: Tensor, movable: Tensor, num_tokens: int, jump: JumpName, clamp: Clamp, generator: torch.Generator
+) -> Jumps:
+    """The literal algorithm: independent Poisson counts for all B * D * V channels."""
+    intensity, negative = intensities(terms, slice(None), x, clamp)
+    intensity = intensity * movable.flatten()[:, None]
+    events = torch.poisson(intensity.to(generator.device), generator=generator).to(x.device)  # (B * D, V)
+    total = events.sum(-1)
+    moves = total >= 1 if jump == "exponential" else total == 1
+    tokens = categorical(events[moves], generator)  # of several events take any one: they are exchangeable
+    result = x.clone().flatten()
+    result[moves] = tokens
+    count = max(1, int(movable.sum()))
+    return Jumps(result.view_as(x), len(tokens) / count, negative / intensity.numel(), (total > 1).sum().item() / count)
+
+
+def intensities(terms: list[Term], index: Tensor | slice, x: Tensor, clamp: Clamp) -> tuple[Tensor, float]:
+    """Clamped cumulative intensities (R, V), 0 for the token already there; and how many channels were negative before."""
+    total = None
+    for term in terms:
+        rows = term.evaluation.rows(index) * term.coefficient
+        rows *= term.movable.flatten()[index][:, None]
+        _zero_own_token(rows, term.state.flatten()[index])
+        total = rows if total is None else total.add_(rows)
+    negative = (total < 0).sum().item()
+    total.clamp_(clamp.floor, clamp.ceiling)
+    _zero_own_token(total, x.flatten()[index])
+    return total, negative
+
+
+def _zero_own_token(rows: Tensor, tokens: Tensor) -> None:
+    own = tokens < rows.shape[-1]  # false on the mask
+    rows[own.nonzero().squeeze(1), tokens[own]] = 0
+
+
+def draw(evaluation: Evaluation, places: Tensor, num_tokens: int, generator: torch.Generator) -> Tensor:
+    """Tokens (R,) drawn from the posterior rows of the coordinates places (R,)."""
+    parts = [categorical(evaluation.rows(index), generator) for index in places.split(max(1, CHUNK // num_tokens))]
+    return torch.cat(parts) if parts else places
+
+
+def precise(device: torch.device) -> torch.dtype:
+    """float64, or float32 on devices that do not have it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def uniforms(count: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """Uniforms in [0, 1), as precise as the device allows, drawn where the generator is: the same on every device."""
+    return torch.rand(count, generator=generator, dtype=precise(device), device=generator.device).to(device)
+
+
+def categorical(weights: Tensor, generator: torch.Generator) -> Tensor:
+    """Tokens (R,) drawn in proportion to weights (R, V) by inverse CDF, with one float64 uniform a row.
+
+    Float32 Gumbel noise would cut the tails off and act like a lower temperature. Where float64 does not exist the sums are in float32, which
+    resolves tails down to about 1e-7.
+    """
+    total = weights.cumsum(-1, dtype=precise(weights.device))
+    threshold = uniforms(len(weights), generator, weights.device)[:, None] * total[:, -1:]
+    return torch.searchsorted(total, threshold, right=True).squeeze(1).clamp_(max=weights.shape[-1] - 1)
