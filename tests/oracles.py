@@ -88,8 +88,8 @@ def countdown_posterior(x: Tensor, t: Tensor, source: Source, schedule: Schedule
 class Propagator:
     """Pushes the whole distribution of states through a sampler, without Monte Carlo: terminal laws to many digits.
 
-    The intensities are the sampler's own (its `terms`, its evaluations, its clamp), taken for all pairs (x_{n-1}, x_n) as one batch; only the
-    jump rule, which turns them into probabilities, is written here again. M states in all, S a coordinate.
+    The intensities are the sampler's own (its `terms`, its evaluations, its clamp), taken for all pairs (x_{n-1}, x_n) as one batch; only
+    the jump rule, which turns them into probabilities, is written here again. M states in all, S a coordinate.
     """
 
     def __init__(self, law: EnumerableLaw, source: Source, schedule: Schedule):

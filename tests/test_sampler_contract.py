@@ -1,6 +1,7 @@
-"""What every sampler of the registry keeps: shape, range, NFE, determinism, prompts, RNG hygiene, dtypes; and how bad requests are refused."""
+"""What every sampler of the registry keeps: shape, range, NFE, determinism, prompts, RNG hygiene, dtypes; how bad requests are refused."""
 
 import gc
+import itertools
 import weakref
 
 import pytest
@@ -55,7 +56,9 @@ def test_shape_range_and_honest_nfe(case, nfe):
     assert result.nfe == len(recorder.calls) == result.info.forwards
     two_stage = {"theta_rk2": 2 * ((nfe - 1) // 2) + 1, "theta_trapezoidal": 2 * ((nfe - 1) // 2) + 1, "tr_cie_exact": max(1, nfe // 2 * 2)}
     first_hitting = {"fhs": min(nfe, D), "ho_fhs": min(nfe, D)}  # one token an evaluation is exact already
-    assert result.nfe == (two_stage | first_hitting).get(name, nfe)
+    expected = (two_stage | first_hitting).get(name, nfe)
+    ended_early = isinstance(source, Masked) and result.info.leftover_masks == 0  # nothing left to evaluate for
+    assert result.nfe == expected or (ended_early and result.nfe < expected)
     for x, t in recorder.calls:
         assert x.shape == (B, D)
         assert x.dtype == torch.int64
@@ -171,7 +174,7 @@ def test_carry_over(case):
     states = [x for x, _ in recorder.calls] + [result.tokens]
     if name == "theta_rk2":  # its second evaluation is at a trial state, from which it goes back
         states = [*states[0::2], result.tokens]
-    for x, after in zip(states, states[1:], strict=False):
+    for x, after in itertools.pairwise(states):
         assert torch.equal(after[x != V], x[x != V])
 
 

@@ -1,7 +1,7 @@
 """The law of samples: two versions of a leap, every sampler against exact propagation, draws from tails.
 
-Statistics: with n samples over k cells the total variation of an empirical law to its own is about sqrt(k / (2 pi n)); tests allow twice that plus nothing
-else, which at these sizes is more than five standard deviations. Seeds are fixed.
+Statistics: with n samples over k cells the total variation of an empirical law to its own is about sqrt(k / (2 pi n)); tests allow twice
+that , which at these sizes is more than five standard deviations. Seeds are fixed.
 """
 
 import math
@@ -167,7 +167,7 @@ def test_ho_fhs_extrapolates_to_the_hitting_time():
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("source", [Masked(8), Uniform(8)])
 def test_samplers_converge_on_a_chain(name, source):
-    """Countdown of length 32 with its exact denoiser: at 64 evaluations every sampler makes at most 8 % wrong transitions, noise makes 82 %."""
+    """Countdown of length 32, its exact denoiser, 64 evaluations: at most 8 % wrong transitions with every sampler, noise makes 82 %."""
     if not isinstance(source, SAMPLERS[name]().sources):
         return  # test_sampler_contract says how that is refused
     schedule = schedule_from("linear")

@@ -1,7 +1,7 @@
 """Orders of convergence in law, by exact propagation: the known facts of the samplers, each with its slope.
 
-Where a slope is fitted, the run ends at kappa = 0.8 without a finishing draw and is compared with the exact law there. (On a grid that is uniform in t up to 1 the last steps
-have a fixed length in tau, so a slope up to the data would measure the finishing.)
+Where a slope is fitted, the run ends at kappa = 0.8 without a finishing draw and is compared with the exact law there. (On a grid that is
+uniform in t up to 1 the last steps have a fixed length in tau, so a slope up to the data would measure the finishing.)
 """
 
 import pytest

@@ -153,9 +153,8 @@ def denoiser_from(model, source: Source) -> Denoiser:
         return SplitDenoiser(model, source.num_tokens)
     if callable(model):
         return CallableDenoiser(model, source.num_tokens)
-    raise TypeError(
-        f"a denoiser is a Denoiser, a network with hidden() and head(), or a callable (x, t) -> logits, not {type(model).__name__}"
-    )
+    known = "a Denoiser, a network with hidden() and head(), or a callable (x, t) -> logits"
+    raise TypeError(f"a denoiser is {known}, not {type(model).__name__}")
 
 
 def from_probabilities(model: Callable) -> Callable[[Tensor, Tensor], Tensor]:
@@ -183,9 +182,7 @@ def _drop_mask(logits: Tensor, num_tokens: int | None) -> Tensor:
         return logits
     if width == num_tokens + 1:
         return logits[..., :num_tokens]
-    raise BadLogits(
-        f"the denoiser returned {width} logits a coordinate, the source has {num_tokens} data tokens (plus one if the mask is last)"
-    )
+    raise BadLogits(f"the denoiser returned {width} logits a coordinate, the source has {num_tokens} data tokens (or one more: the mask)")
 
 
 def _shape_of(value) -> str:

@@ -146,6 +146,8 @@ def run(sampler: Sampler, request: Request) -> Result:
     t = 0.0
     try:
         for n in _bar(range(steps), request.progress):
+            if n and not problem.movable(state.x).any():
+                break  # every token is revealed: more evaluations would change nothing
             t = grid.t[n].item()
             state, info = sampler.step(problem, state, grid, n, request.generator)
             masks = _masks(state.x, request.source)

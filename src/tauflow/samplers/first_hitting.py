@@ -1,9 +1,9 @@
 """First-hitting samplers (Zheng et al. 2025), masked source only: the times at which tokens are revealed are drawn exactly.
 
-With n coordinates still masked and a = 1 - kappa, the next one is revealed at a <- u^(1/n) a, u uniform. N evaluations of a sequence with F free
-coordinates reveal floor((i + 1) F / N) - floor(i F / N) coordinates each, uniformly chosen, all from the evaluation at the time of the last one
-revealed before (`fhs`; exact at N = F). `ho_fhs` draws each token from the clamped extrapolation
-mu_i + (t - t_i) / (t_i - t_{i-1}) (mu_i - mu_{i-1}) to its own hitting time t.
+With n coordinates still masked and a = 1 - kappa, the next one is revealed at a <- u^(1/n) a, u uniform. N evaluations of a sequence with
+F free coordinates reveal floor((i + 1) F / N) - floor(i F / N) coordinates each, uniformly chosen, all from the evaluation at the time of
+the last one revealed before (`fhs`; exact at N = F). `ho_fhs` draws each token from the clamped extrapolation mu_i + (t - t_i) / (t_i -
+t_{i-1}) (mu_i - mu_{i-1}) to its own hitting time t.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
 """Where the steps go.
 
-A grid is the times t_0 = 0 < t_1 < ... < t_S of S transitions, in float64, with their tau. With a finishing draw the last evaluation stands at t_S and
-draws x_1, so the uniform t grid is t_n = n / (S + 1) and needs no cutoff; the tau grid ends where 1 - kappa = cutoff. Without one both end there.
+A grid is the times t_0 = 0 < t_1 < ... < t_S of S transitions, in float64, with their tau. With a finishing draw the last evaluation
+stands at t_S and draws x_1, so the uniform t grid is t_n = n / (S + 1) and needs no cutoff; the tau grid ends where 1 - kappa = cutoff.
+Without one both end there.
 """
 
 from dataclasses import dataclass

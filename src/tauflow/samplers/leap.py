@@ -1,11 +1,11 @@
 """Jumps from a linear combination of Evaluations.
 
-Every leaping method has cumulative intensities L_s = max(0, sum_i c_i p_i(s)) for s != x. Each row p_i sums to 1, so the positive terms bound their
-sum by A = sum_{c_i > 0} c_i *before any row is read*. Two versions with the same law:
+Every leaping method has cumulative intensities L_s = max(0, sum_i c_i p_i(s)) for s != x. Each row p_i sums to 1, so the positive terms
+bound their sum by A = sum_{c_i > 0} c_i *before any row is read*. Two versions with the same law:
 
-- `leap` throws a coin first: a coordinate is a candidate with probability 1 - exp(-A). Only rows of candidates are read; there, L is known, and the
-  candidate moves with probability (1 - exp(-L)) / (1 - exp(-A)) for the `exponential` rule, L exp(-L) / (1 - exp(-A)) for `one_event`. With A
-  large every row is a candidate and this is the dense pass, in chunks of rows.
+- `leap` throws a coin first: a coordinate is a candidate with probability 1 - exp(-A). Only rows of candidates are read; there L = sum L_s
+  is known, and the candidate moves with probability (1 - exp(-L)) / (1 - exp(-A)) under the `exponential` rule, L exp(-L) / (1 - exp(-A))
+  under `one_event`, to s with probability L_s / L. With A large every row is a candidate and this is the dense pass, in chunks of rows.
 - `leap_dense` is the literal algorithm: B * D * V Poisson counts. Tests compare the two.
 
 Shapes: B sequences, D coordinates, V data tokens, R rows.
@@ -129,8 +129,8 @@ def uniforms(count: int, generator: torch.Generator, device: torch.device) -> Te
 def categorical(weights: Tensor, generator: torch.Generator) -> Tensor:
     """Tokens (R,) drawn in proportion to weights (R, V) by inverse CDF, with one float64 uniform a row.
 
-    Float32 Gumbel noise would cut the tails off and act like a lower temperature. Where float64 does not exist the sums are in float32, which
-    resolves tails down to about 1e-7.
+    Float32 Gumbel noise would cut the tails off and act like a lower temperature. Where float64 does not exist the sums are in float32,
+    which resolves tails down to about 1e-7.
     """
     total = weights.cumsum(-1, dtype=precise(weights.device))
     threshold = uniforms(len(weights), generator, weights.device)[:, None] * total[:, -1:]

@@ -2,9 +2,10 @@
 
     stage 1         x* from x_n with theta h u_n(s; x_n), at t* = t_n + theta h
     theta_rk2           from x_n over h:              h [(1 - 1/(2 theta)) u_n(s; x_n) + u_{t*}(s; x*) / (2 theta)]_+
-    theta_trapezoidal   from x* over (1 - theta) h:   (1 - theta) h [a1 u_{t*}(s; x*) - a2 u_n(s; x_n)]_+,  a1 = 1/(2 theta (1 - theta)), a2 = a1 - 1
+    theta_trapezoidal   from x* over (1 - theta) h:   (1 - theta) h [a1 u_{t*}(s; x*) - a2 u_n(s; x_n)]_+
 
-with the rate u_t(s; x) = lam(t) p(s | x) for s != x, none from a coordinate that may not move.
+with a1 = 1/(2 theta (1 - theta)), a2 = a1 - 1 and the rate u_t(s; x) = lam(t) p(s | x) for s != x, none from a coordinate that may not
+move.
 """
 
 import math

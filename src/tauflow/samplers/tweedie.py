@@ -1,6 +1,7 @@
 """Tweedie tau-leaping: the exact kernel of a frozen posterior.
 
-With rho = (kappa_{n+1} - kappa_n) / (1 - kappa_n) = 1 - exp(-dtau), the probability that a coordinate that has not flipped yet flips in the step:
+With rho = (kappa_{n+1} - kappa_n) / (1 - kappa_n) = 1 - exp(-dtau), the probability that a coordinate that has not flipped yet flips in
+the step:
 
     tweedie         P(y) = (1 - rho) 1{y = x} + rho p(y)
     tweedie_d3pm    P(y) = (b 1{y = x} + (1 - b) / V) (kappa_s p(y) / Dn(y) + (1 - kappa_s) / V C), uniform source only,
