@@ -1,6 +1,6 @@
 """Speed of tauflow's training step against a plain stack of torch.nn.TransformerEncoderLayer, and of Trainer.fit against a bare loop.
 
-    python benchmarks/training_step.py            about fifteen minutes on two cores; prints a Markdown table
+    python benchmarks/training_step.py            about ten minutes on two cores; prints a Markdown table
     python benchmarks/training_step.py --quick    two repetitions, to see that it runs
 
 Both models have width 256, 4 blocks, 4 heads, MLP 1024 and GELU, see the same batches with the same noise in float32, and step the
@@ -135,14 +135,14 @@ def main() -> None:
         for loss_on in ("corrupted", "all"):
             for threads in (1, 2):
                 torch.set_num_threads(threads)
-                row = compare_step(num_tokens, batch_size, loss_on, repetitions=2 if arguments.quick else 16)
+                row = compare_step(num_tokens, batch_size, loss_on, repetitions=2 if arguments.quick else 10)
                 print(
                     f"| {num_tokens} | {batch_size} | {loss_on} | {threads} | {row['tauflow']:.0f} | {row['plain']:.0f} "
                     f"| **{row['ratio']:.2f}** | {row['quartiles'][0]:.2f} - {row['quartiles'][1]:.2f} | {row['parameters']:.3f} |",
                     flush=True,
                 )
     torch.set_num_threads(2)
-    row = compare_trainer(*((1, 4) if arguments.quick else (5, 48)))
+    row = compare_trainer(*((1, 4) if arguments.quick else (3, 48)))
     shown = ", ".join(f"{ratio:.3f}" for ratio in row["ratios"])
     print(f"\nTrainer.fit {row['fit'] * 1e3:.0f} ms a step, bare loop {row['bare'] * 1e3:.0f} ms; ratios of the rounds: {shown}")
 

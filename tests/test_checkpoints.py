@@ -97,6 +97,10 @@ def test_bad_files(trained, tmp_path):
         (tmp_path / "cut.ckpt").write_bytes(whole[:size])
         with pytest.raises(CheckpointError, match="truncated"):
             tauflow.load(tmp_path / "cut.ckpt")
+    for content in (b"hello world, this is text", b"\x89PNG\r\n\x1a\n" + bytes(range(256)), b"a: 1\nb: [2]\n", os.urandom(4096)):
+        (tmp_path / "cut.ckpt").write_bytes(content)
+        with pytest.raises(CheckpointError, match="not a checkpoint"):
+            tauflow.load(tmp_path / "cut.ckpt")
     torch.save({"weights": torch.ones(3)}, tmp_path / "foreign.ckpt")
     with pytest.raises(CheckpointError, match=r"not written by tauflow"):
         tauflow.load(tmp_path / "foreign.ckpt")
@@ -106,6 +110,15 @@ def test_bad_files(trained, tmp_path):
     torch.save(changed, tmp_path / "future.ckpt")
     with pytest.raises(CheckpointError, match="format 99"):
         tauflow.load(tmp_path / "future.ckpt")
+    for key, value, message in [
+        ("global_step", "x", "not complete"),
+        ("tauflow", {"format": 1, "model": "hello", "task": None}, "not complete"),
+        ("tauflow", checkpoint["tauflow"] | {"task": checkpoint["tauflow"]["model"]}, "a DFMModule as the task"),
+        ("tauflow", checkpoint["tauflow"] | {"task": describe(Countdown(length=16, values=9))}, "different sizes"),
+    ]:
+        torch.save(checkpoint | {key: value}, tmp_path / "odd.ckpt")
+        with pytest.raises(CheckpointError, match=message):
+            tauflow.load(tmp_path / "odd.ckpt")
     changed = copy.deepcopy(checkpoint)
     changed["tauflow"]["model"]["init_args"]["network"]["init_args"]["width"] = 32
     torch.save(changed, tmp_path / "wrong.ckpt")
@@ -153,3 +166,5 @@ def test_a_finished_file_is_never_half_written(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
     assert subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False).returncode == -9
     assert torch.equal(load_plain(path)["a"], torch.zeros(3))
+    (tmp_path / "plain").touch()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode, "as readable as any other file"

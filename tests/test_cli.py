@@ -67,6 +67,8 @@ def refused(tmp_path, monkeypatch, capsys):
         (["--data.epoch_items=4"], ["lower --data.batch_size"]),
         (["--model.network.width=33"], ["multiple of 2 * heads"]),
         (["--model.ema_decay=1.5"], ["EMA decay"]),
+        (["--trainer.logger=false"], ["leave --trainer.logger out"]),
+        (["--trainer.accelerator=tpu"], ["TPU"]),
         (["--checkpoints.monitor=val/nothing"], ["val/nothing", "val/bound"]),
         (["--ckpt_path=nowhere.ckpt"], ["no checkpoint at nowhere.ckpt"]),
         (["--ckpt_path=last"], ["no run to continue"]),
@@ -112,6 +114,13 @@ def test_resuming_what_cannot_be_resumed(trained, tmp_path, refused):
     message = refused(*resume, "--trainer.max_steps=40", "--model.source=uniform")
     assert "source: masked there, uniform here" in message
 
+    for change in ("--trainer.accumulate_grad_batches=2", "--data.batch_size=4", "--data.epoch_items=32"):
+        message = refused(*resume, "--trainer.max_steps=40", change)
+        assert change.removeprefix("--").split("=")[0].split(".")[1] in message
+
+    message = refused(*resume, "--trainer.max_steps=-1", "--trainer.max_epochs=3")
+    assert "finished: epoch 3 of 3" in message
+
     bad = load_plain(checkpoint)
     bad["hyper_parameters"] = {"_instantiator": "os.system"}
     torch.save(bad, tmp_path / "bad.ckpt")
@@ -122,6 +131,21 @@ def test_resuming_what_cannot_be_resumed(trained, tmp_path, refused):
     message = refused(*TINY, f"--ckpt_path={tmp_path}/cut.ckpt")
     assert "truncated" in message
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+@pytest.mark.parametrize("flag", ["--trainer.fast_dev_run=true", "--trainer.log_every_n_steps=0", "--trainer.limit_val_batches=0"])
+def test_flags_of_lightning_work(tmp_path, monkeypatch, capsys, flag):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["train.py", *TINY, "--trainer.max_steps=2", "--trainer.default_root_dir=runs", flag])
+    with pytest.raises(SystemExit) as stop:
+        train()
+    assert stop.value.code == 0
+    names = {path.name for path in tmp_path.rglob("*.ckpt")}
+    if "fast_dev_run" in flag:
+        assert not names
+        assert "run folder" not in capsys.readouterr().out
+    else:
+        assert "last.ckpt" in names
 
 
 def test_the_exit_code_is_not_0(tmp_path):

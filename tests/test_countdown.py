@@ -31,7 +31,10 @@ def test_an_item_is_a_pure_function_of_seed_and_number():
     for item in batch:
         alone = items[item["position"].item()]
         assert torch.equal(alone["tokens"], item["tokens"])
+    assert torch.equal(items[torch.tensor(5)]["tokens"], items[5]["tokens"])
     assert not torch.equal(items[5]["tokens"], items[6]["tokens"])
+    with pytest.raises(IndexError, match="0 to 8"):
+        CountdownItems(64, 8, 3, "val", 9, "index")[9]
     assert not torch.equal(items[5]["tokens"], CountdownItems(64, 8, 4, "train", 9, "position")[5]["tokens"])
     assert not torch.equal(items[5]["tokens"], CountdownItems(64, 8, 3, "val", 9, "index")[5]["tokens"])
 
@@ -52,6 +55,12 @@ def test_metrics_by_hand():
     assert result["sequence_error_rate"] == pytest.approx(1 / 2)
     law, seen = [0.4, 0.3, 0.2, 0.1], [0.3, 0.1, 0.2, 0.4]
     assert result["unigram_tv"] == pytest.approx(sum(abs(a - b) for a, b in zip(law, seen, strict=True)) / 2)
+
+
+def test_foreign_tokens_count_against_the_unigram_law():
+    metric = Countdown(length=4, values=2).sample_metrics()["unigram_tv"]
+    metric.update(torch.tensor([[-1, 2, 0, 0]]))
+    assert metric.compute() == pytest.approx((abs(0.5 - 2 / 3) + 1 / 3 + 0.5) / 2)
 
 
 def test_metrics_of_real_data():

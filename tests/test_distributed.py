@@ -1,8 +1,14 @@
 """Two processes on the CPU through Lightning's DDP: the same run as one process, split."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+
 import pytest
 import torch
-from conftest import TINY, load_plain, read_scalars, run_train
+from conftest import ENV, TINY, load_plain, read_scalars, run_train, train_command
 
 
 def test_two_processes_train_the_same_model(trained, tmp_path):
@@ -34,23 +40,24 @@ from tauflow.networks import TransformerConfig
 from tauflow.tasks import Countdown
 
 
-class Watch(Callback):
-    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
-        position, t = model._where
-        self.seen.append((position.tolist(), t.tolist(), batch["tokens"].sum(1).tolist()))
+class Watched(DFMModule):
+    def loss(self, x_1, noise, rows):
+        seen.append((rows.tolist(), noise.t[rows].tolist(), x_1.sum(1).tolist()))
+        return super().loss(x_1, noise, rows)
 
+
+class Save(Callback):
     def on_fit_end(self, trainer, model):
         metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
-        torch.save({"seen": self.seen, "metrics": metrics}, f"{sys.argv[1]}/rank{trainer.global_rank}.pt")
+        torch.save({"seen": seen, "metrics": metrics}, f"{sys.argv[1]}/rank{trainer.global_rank}.pt")
 
 
-watch = Watch()
-watch.seen = []
+seen = []
 torch.manual_seed(0)
-model = DFMModule(6, 16, network=TransformerConfig(width=16, blocks=1, heads=2))
+model = Watched(6, 16, network=TransformerConfig(width=16, blocks=1, heads=2))
 task = Countdown(length=16, values=6, batch_size=8, epoch_items=16, val_items=7)  # 7 items: the ranks validate 4 and 3
 trainer = Trainer(
-    accelerator="cpu", devices=2, strategy="ddp", max_steps=2, logger=False, callbacks=[watch], enable_checkpointing=False,
+    accelerator="cpu", devices=2, strategy="ddp", max_steps=2, logger=False, callbacks=[Save()], enable_checkpointing=False,
     enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False, default_root_dir=sys.argv[1],
 )
 trainer.fit(model, task)
@@ -58,11 +65,6 @@ trainer.fit(model, task)
 
 
 def test_ranks_see_different_items_and_times_and_the_same_metrics(tmp_path):
-    import subprocess
-    import sys
-
-    from conftest import ENV
-
     (tmp_path / "worker.py").write_text(WORKER)
     result = subprocess.run(
         [sys.executable, "worker.py", str(tmp_path)], cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=240
@@ -70,9 +72,23 @@ def test_ranks_see_different_items_and_times_and_the_same_metrics(tmp_path):
     assert result.returncode == 0, result.stderr
     ranks = [load_plain(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
     for step in (0, 1):
-        positions, times, sums = zip(*(rank["seen"][step] for rank in ranks), strict=True)
-        assert sorted(positions[0] + positions[1]) == list(range(8 * step, 8 * step + 8))
+        rows, times, sums = zip(*(rank["seen"][step] for rank in ranks), strict=True)
+        assert sorted(rows[0] + rows[1]) == list(range(8))
         assert sorted(int(t * 8) for t in times[0] + times[1]) == list(range(8))  # one time in each stratum of the global batch
         assert sums[0] != sums[1]
     assert ranks[0]["metrics"] == ranks[1]["metrics"]
     assert "val/bound" in ranks[0]["metrics"]
+
+
+def test_a_signal_to_one_process_stops_all_and_saves(tmp_path):
+    """SIGTERM to the first process alone: both agree to stop after the same step."""
+    args = [*TINY, "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_steps=100000", f"--trainer.default_root_dir={tmp_path}"]
+    process = subprocess.Popen(train_command(*args), cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "version_0" / "last.ckpt").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "to go on:" in output
+    assert load_plain(tmp_path / "version_0" / "last.ckpt")["global_step"] > 8

@@ -21,7 +21,7 @@ ALLOWED = {
     "losses": {"schedules", "sources"},
     "denoisers": {"errors", "sources"},
     "samplers.grids": {"schedules"},
-    "samplers.leap": {"denoisers"},
+    "samplers.leap": {"denoisers", "sources"},
     "samplers.base": {"errors", "denoisers", "schedules", "sources", "samplers.grids", "samplers.leap"},
     "samplers.leaping": {"errors", "samplers.base", "samplers.grids", "samplers.leap"},
     "samplers.tweedie": {"sources", "samplers.base", "samplers.leap", "samplers.leaping"},

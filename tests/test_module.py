@@ -123,6 +123,42 @@ def test_bound_of_an_untrained_masked_model_is_ln_v():
     assert abs(result["val/bound"] - math.log(6)) < 4 * result["val/bound_standard_error"]
 
 
+def test_uniform_bound_does_not_grow_with_the_number_of_items():
+    """Up to kappa = 1 the integral diverges for any finite logits; with the cutoff and the draw two sizes agree within their errors."""
+    results = [validate(module(source="uniform"), Countdown(length=16, values=6, val_items=n, batch_size=128)) for n in (128, 4096)]
+    error = math.hypot(*(result["val/bound_standard_error"] for result in results))
+    assert abs(results[0]["val/bound"] - results[1]["val/bound"]) < 3 * error
+    # all posteriors uniform: the integral over kappa in [0, c) of [1 - 1/V - P(x_t != x_1) (1 - ln V)] / (1 - kappa), and ln V for the draw
+    v, c = 6, 1 - 1e-3
+    exact = (1 - 1 / v) * -math.log(1 - c) - (1 - 1 / v) * c * (1 - math.log(v)) + math.log(v)
+    assert abs(results[1]["val/bound"] - exact) < 4 * results[1]["val/bound_standard_error"]
+
+
+def test_validate_then_fit(tmp_path):
+    """Nothing made under inference mode, where Lightning validates, stays around to break training."""
+    task, model = Countdown(length=18, values=6, val_items=4, batch_size=8, epoch_items=16), module(seq_len=18)
+    model.denoiser()
+    with torch.inference_mode():
+        model.denoiser().evaluate(torch.zeros(1, 18, dtype=torch.long), torch.zeros(1))
+    validate(model, task)
+    trainer = Trainer(max_steps=2, **TRAINER)
+    trainer.fit(model, task)
+    assert trainer.global_step == 2
+
+
+def test_a_task_of_another_size_is_refused():
+    with pytest.raises(ValueError, match=r"made for 16 coordinates of 6 tokens, the task has 12 of 6"):
+        validate(module(), Countdown(length=12, values=6))
+
+
+def test_batches_can_be_looked_at_without_a_trainer():
+    task = Countdown(length=16, values=6, batch_size=8)
+    task.setup()
+    batch = next(iter(task.train_dataloader()))
+    assert batch["tokens"].shape == (8, 16)
+    assert batch["position"].tolist() == list(range(8))
+
+
 def test_validation_does_not_depend_on_batches_and_leaves_the_global_rng_alone():
     results = []
     for batch_size in (64, 7):
@@ -172,7 +208,7 @@ def test_non_finite_loss_stops_before_the_weights_are_changed(tmp_path):
     model.network.output.bias.data[2] = float("inf")
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trainer = Trainer(max_steps=3, **TRAINER)
-    with pytest.raises(NonFiniteLoss, match=r"loss is nan at step 0 \(items 0 to 7 on rank 0, t from 0\.\d+ to 0\.\d+\)"):
+    with pytest.raises(NonFiniteLoss, match=r"loss is nan at step 1 \(loss nan on rank 0 for items 0 to 7, t from 0\.\d+ to 0\.\d+\)"):
         trainer.fit(model, task)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)

@@ -50,13 +50,17 @@ def test_kill_9_and_resume(uninterrupted, tmp_path, every):
     assert_same_run(uninterrupted, tmp_path / "version_0")
 
 
-def test_ctrl_c_saves_and_resumes(uninterrupted, tmp_path):
-    common = [*TINY, f"--trainer.default_root_dir={tmp_path}", f"--trainer.max_steps={STEPS}"]
-    process = subprocess.Popen(train_command(*common), cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+@pytest.mark.parametrize("extra", [[], ["--data.num_workers=2", "--trainer.accumulate_grad_batches=2"]], ids=["plain", "workers"])
+def test_ctrl_c_saves_and_resumes(uninterrupted, tmp_path, extra):
+    """Ctrl-C as a terminal sends it: to every process of the group, loader workers too; also between the parts of an accumulated step."""
+    common = [*TINY, *extra, f"--trainer.default_root_dir={tmp_path}", f"--trainer.max_steps={STEPS}"]
+    process = subprocess.Popen(
+        train_command(*common), cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
     deadline = time.monotonic() + 120
     while not (tmp_path / "version_0" / "last.ckpt").exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.0005)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output
     assert "to go on: python train.py -c" in output
@@ -66,8 +70,26 @@ def test_ctrl_c_saves_and_resumes(uninterrupted, tmp_path):
     command = output.split("to go on: python train.py ")[1].split("\n")[0].split()
     result = run_train(*command, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    scalars = [read_scalars(folder)["train/loss"] for folder in (uninterrupted, tmp_path / "version_0")]
-    assert scalars[0] == scalars[1]
-    left, right = (load_plain(folder / "last.ckpt") for folder in (uninterrupted, tmp_path / "version_0"))
-    for part in ("state_dict", "optimizer_states"):
-        assert_equal(left[part], right[part], part)
+    runs = uninterrupted, tmp_path / "version_0"
+    left, right = (read_scalars(folder)["train/loss"] for folder in runs)
+    if not extra:
+        assert left == right
+        left, right = (load_plain(folder / "last.ckpt") for folder in runs)
+        for part in ("state_dict", "optimizer_states"):
+            assert_equal(left[part], right[part], part)
+    else:  # summed in two parts, so equal up to rounding
+        assert [step for step, _ in left] == [step for step, _ in right]
+        assert [value for _, value in left] == pytest.approx([value for _, value in right], rel=1e-4)
+
+
+def test_another_checkpoint_begins_a_new_run(trained, tmp_path):
+    """From best.ckpt, or a copy elsewhere: the folder it lies in is left alone."""
+    copy = tmp_path / "copy" / "my.ckpt"
+    copy.parent.mkdir()
+    copy.write_bytes((trained / "last.ckpt").read_bytes())
+    result = run_train(*TINY, "--trainer.max_steps=26", f"--trainer.default_root_dir={tmp_path}/runs", f"--ckpt_path={copy}", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert [path.name for path in copy.parent.iterdir()] == ["my.ckpt"]
+    folder = tmp_path / "runs" / "version_0"
+    assert load_plain(folder / "last.ckpt")["global_step"] == 26
+    assert "ckpt_path: null" in (folder / "config.yaml").read_text(), "the saved settings repeat the run, they do not resume it"

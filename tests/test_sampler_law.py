@@ -54,7 +54,7 @@ def test_one_leap_two_ways(source, ratio, eps_0, jump, h):
 
     def term(coefficient, row, at):
         denoiser = CallableDenoiser(lambda x, t: row.log().expand(n, 1, 4), 4)
-        return Term(coefficient, denoiser.evaluate(at, torch.zeros(n)), at, movable)
+        return Term(coefficient, denoiser.evaluate(at, torch.zeros(n)), at, source)
 
     terms = [term(h * (1 + ratio / 2), now, state)] + ([term(-h * ratio / 2, before, old)] if ratio else [])
     clamp = Clamp(floor=eps_0 * h)
@@ -192,7 +192,6 @@ def test_intensities_have_no_own_token_and_history_has_none_then():
     n = torch.tensor([[1], [0]])
     old = torch.tensor([[2], [2]])
     evaluation = CallableDenoiser(lambda x, t: torch.zeros(2, 1, 3), 3).evaluate(n, torch.zeros(2))
-    movable = torch.ones(2, 1, dtype=torch.bool)
-    total, negative = intensities([Term(1.5, evaluation, n, movable), Term(-0.5, evaluation, old, movable)], slice(None), n, Clamp())
+    total, negative = intensities([Term(1.5, evaluation, n, Uniform(3)), Term(-0.5, evaluation, old, Uniform(3))], slice(None), n, Clamp())
     torch.testing.assert_close(total, torch.tensor([[1 / 3, 0, 0.5], [0, 1 / 3, 0.5]]))
     assert negative == 2  # the own token before it is set to 0: -1/6 of the history alone

@@ -82,7 +82,12 @@ def test_numbers_and_tensors_agree(name):
 
 def test_by_name_by_class_and_by_exponent():
     assert schedule_from("quadratic") == Polynomial(2.0) == schedule_from(Polynomial(2)) == schedule_from("polynomial", exponent=2)
-    assert schedule_from("cosine") == Cosine()
+    assert schedule_from("cosine") == Cosine() == schedule_from(Cosine)
+    assert schedule_from(Polynomial, exponent=3) == schedule_from("cubic")
+
+
+def test_the_rate_is_infinite_at_the_end(name):
+    assert ALL[name].rate_factor(1.0) == ALL[name].tau(1.0) == math.inf
 
 
 @pytest.mark.parametrize("exponent", [0, -1.0, float("nan"), float("inf")])

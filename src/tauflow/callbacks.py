@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint, RichProgressBar
-from lightning.pytorch.utilities import rank_zero_info
 
+from tauflow.errors import SettingsError
 from tauflow.module import DFMModule
 
 
@@ -52,29 +52,33 @@ class Checkpoints(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: DFMModule) -> None:
         self._saved_step = trainer.global_step
+        if not self.best_path.exists():  # resumed into another folder
+            self.best_score = self.best_step = None
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: DFMModule, outputs, batch, batch_idx: int) -> None:
-        validation_follows = trainer.is_last_batch and trainer.enable_validation  # and will write it, knowing the result
+        every = trainer.check_val_every_n_epoch or 1
+        validation_follows = trainer.is_last_batch and trainer.enable_validation and (trainer.current_epoch + 1) % every == 0
         if self.every_n_steps and trainer.global_step % self.every_n_steps == 0 and not validation_follows:
-            self._save_last(trainer)
+            self._save_last(trainer)  # else the validation writes it, knowing its result
 
     def on_validation_end(self, trainer: Trainer, pl_module: DFMModule) -> None:
         if trainer.state.fn != "fit":
             return
         if self.monitor not in trainer.callback_metrics:
             known = ", ".join(sorted(name for name in trainer.callback_metrics if not name.startswith("train/")))
-            raise ValueError(f"--checkpoints.monitor {self.monitor!r} was not logged by this validation; logged were: {known}")
+            raise SettingsError(f"--checkpoints.monitor {self.monitor!r} was not logged by this validation; logged were: {known}")
         if trainer.sanity_checking:
             return  # the check above has been made before any training
         score = trainer.callback_metrics[self.monitor].item()
         sign = 1 if self.mode == "min" else -1
-        if self.best_score is None or sign * score < sign * self.best_score:
+        if self.best_score is None or math.isnan(self.best_score) or sign * score < sign * self.best_score:
             self.best_score, self.best_step = score, trainer.global_step
             self._save(trainer, self.best_path)
         self._saved_step = -1  # last.ckpt must know about this validation, even if it was just written
         self._save_last(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: DFMModule) -> None:
+        self._saved_step = -1  # written again even if the step is the same: only now the epoch counts as done
         self._save_last(trainer)
 
     def _save_last(self, trainer: Trainer) -> None:
@@ -83,34 +87,45 @@ class Checkpoints(Checkpoint):
             self._save(trainer, self.last_path)
 
     def _save(self, trainer: Trainer, path: Path) -> None:
+        if trainer.fast_dev_run:
+            return
         for logger in trainer.loggers:
             logger.save()  # what was logged before the checkpoint is on disk before it
         trainer.save_checkpoint(path, weights_only=False)
 
 
 class GracefulStop(Callback):
-    """Ctrl-C or SIGTERM ends training after the current step, with everything saved; a second one ends it at once."""
+    """Ctrl-C or SIGTERM, to any process of the run, ends training after the current step, with everything saved; a second one at once."""
 
     def __init__(self):
         self.stopped_by: str | None = None
+        self._asked: str | None = None
+        self._before: dict = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: DFMModule) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return
-        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
 
-        def stop(number: int, frame) -> None:
-            if self.stopped_by:
-                raise KeyboardInterrupt
-            self.stopped_by = signal.Signals(number).name
+    def _ask(self, number: int, frame) -> None:
+        if self._asked:
+            self._restore()
+            signal.raise_signal(number)
+        else:
+            self._asked = signal.Signals(number).name
+            print(f"\n{self._asked}: stopping after this step, then saving; once more to stop at once", flush=True)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: DFMModule, outputs, batch: dict, batch_idx: int) -> None:
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return  # between the parts of a step nothing can be resumed
+        if trainer.strategy.reduce_boolean_decision(self._asked is not None, all=False):
+            self.stopped_by = self._asked or "another process"
             trainer.should_stop = True
-            rank_zero_info(f"\n{self.stopped_by}: stopping after this step, then saving; once more to stop at once")
-
-        for number in self._before:
-            signal.signal(number, stop)
 
     def teardown(self, trainer: Trainer, pl_module: DFMModule, stage: str) -> None:
-        for number, handler in getattr(self, "_before", {}).items():
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
 
@@ -130,7 +145,7 @@ class Progress(RichProgressBar):
 
 
 class Throughput(Callback):
-    """Records training tokens per second over all devices; validation and checkpoints are not counted."""
+    """Records tokens per second of training steps over all devices; loading data, validation and checkpoints are not counted."""
 
     def on_train_start(self, trainer: Trainer, pl_module: DFMModule) -> None:
         self._seconds, self._tokens = 0.0, 0
@@ -140,7 +155,8 @@ class Throughput(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: DFMModule, outputs, batch: dict, batch_idx: int) -> None:
         self._tokens += batch["tokens"].numel() * trainer.world_size
-        due = trainer.global_step % trainer.log_every_n_steps == 0 and (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        every, stepped = trainer.log_every_n_steps, (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        due = every and stepped and trainer.global_step % every == 0
         if due and torch.cuda.is_available():
             torch.cuda.synchronize()  # steps are queued ahead; wait for those that are timed
         self._seconds += time.perf_counter() - self._begin

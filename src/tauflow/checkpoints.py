@@ -7,7 +7,7 @@ A checkpoint is Lightning's, plus the entry "tauflow": {"format", "model", "task
 import inspect
 import os
 import pickle
-import tempfile
+import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,15 +31,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             return super().save_checkpoint(checkpoint, path, storage_options)
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            try:
+        unfinished = path.with_name(f".{path.name}.unfinished")  # one name, so that a killed run leaves at most one behind
+        try:
+            with open(unfinished, "wb") as file:
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+            os.replace(unfinished, path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -51,18 +52,21 @@ def read(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"no checkpoint at {path}; {hint}")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path} holds more than plain data and is refused, it could run code when loaded: {_first_line(error)}"
-        ) from None
-    except (RuntimeError, EOFError, ValueError, OSError) as error:
+    except Exception as error:
+        if isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path):
+            raise CheckpointError(
+                f"{path} holds more than plain data and is refused, it could run code when loaded: {_first_line(error)}"
+            ) from None
         raise CheckpointError(
             f"{path} cannot be read, it is truncated or not a checkpoint ({_first_line(error)}); use another one of the run"
         ) from None
-    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get(KEY), dict) or "state_dict" not in checkpoint:
+    entry = checkpoint.get(KEY) if isinstance(checkpoint, dict) else None
+    if not isinstance(entry, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise CheckpointError(f"{path} was not written by tauflow's train.py; train a model with it, or load the weights yourself")
-    if checkpoint[KEY].get("format") != FORMAT:
-        raise CheckpointError(f"{path} has format {checkpoint[KEY].get('format')!r}, this version of tauflow reads format {FORMAT}")
+    if entry.get("format") != FORMAT:
+        raise CheckpointError(f"{path} has format {entry.get('format')!r}, this version of tauflow reads format {FORMAT}")
+    if not all(isinstance(entry.get(part), dict) for part in ("model", "task")) or type(checkpoint.get("global_step")) is not int:
+        raise CheckpointError(f"{path} is not complete: it does not say how its model and task were built, or at which step it is")
     return checkpoint
 
 
@@ -70,7 +74,11 @@ def refuse_foreign_classes(checkpoint: dict[str, Any], allowed: Iterable[type], 
     """Raises unless every class that the checkpoint names, in our entry or in Lightning's hyper-parameters, is an allowed one."""
     known = {_path_of(cls) for cls in allowed} | HARMLESS
     entries = {key: checkpoint.get(key) for key in (KEY, "hyper_parameters", "datamodule_hyper_parameters")}
-    if foreign := sorted({name for name in _named_classes(entries) if name not in known}):
+    try:
+        foreign = sorted({name for name in _named_classes(entries) if name not in known})
+    except RecursionError:
+        raise CheckpointError(f"{path} is nested too deeply to be a checkpoint of tauflow") from None
+    if foreign:
         raise CheckpointError(
             f"{path} names {', '.join(foreign)}, which tauflow does not know: nothing was imported. If the class is yours and you trust "
             "the file, pass it to tauflow.load(path, classes=[...])"

@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import logging
 import os
 import re
 import sys
@@ -11,13 +12,14 @@ from pathlib import Path
 
 from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch import Trainer
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from tauflow.callbacks import Checkpoints, GracefulStop, Progress, Throughput
 from tauflow.checkpoints import KEY, AtomicCheckpointIO, describe, read, refuse_foreign_classes
-from tauflow.errors import CheckpointError, TauflowError
+from tauflow.errors import CheckpointError, SettingsError, TauflowError
 from tauflow.module import DFMModule
 from tauflow.runs import CLASSES
 from tauflow.tasks import Task
@@ -39,7 +41,10 @@ NOISE = [  # warnings of Lightning that are no news here
     ".*does not have many workers.*",  # countdown items take microseconds
     ".*module.s. in eval mode at the start of training.*",  # the averaged network always is
     ".*LeafSpec.*deprecated.*",
+    ".*recommended to use `self.log.*sync_dist=True.*",  # validation metrics are reduced before they are logged
+    ".*smaller than the logging interval.*",  # epochs may be short, steps are logged by their own count
 ]
+NEWS = r".*(litlogger|litmodels|available: .*, us(ed|ing):|Loading `train_dataloader`)"  # of its log
 
 
 class TauflowCLI(LightningCLI):
@@ -55,6 +60,7 @@ class TauflowCLI(LightningCLI):
             args=args,
             seed_everything_default=0,
             parser_kwargs={"description": DESCRIPTION, "exit_on_error": False, "allow_abbrev": False},
+            save_config_callback=SaveConfig,
             save_config_kwargs={"overwrite": True},  # a resumed run writes its settings again
             load_from_checkpoint_support=False,  # tauflow.load rebuilds a run, without calling what a file names
         )
@@ -74,26 +80,31 @@ class TauflowCLI(LightningCLI):
             raise TauflowError(f"{error}{_accepted_keys(parser, str(error))}") from None
 
     def before_instantiate_classes(self) -> None:
-        root = Path(self.config.trainer.default_root_dir or ".")
+        config = self.config.trainer
+        if config.logger is False:
+            raise SettingsError(
+                "a run is recorded in a folder of its own: leave --trainer.logger out for TensorBoard, or name another logger"
+            )
+        root = Path(config.default_root_dir or ".")
         self.ckpt_path = _resolve(self.config.ckpt_path, root)
         self.checkpoint = None
         if self.ckpt_path is not None:
             self.checkpoint = read(self.ckpt_path)
-            refuse_foreign_classes(self.checkpoint, CLASSES, self.ckpt_path)
-            _refuse_finished(self.checkpoint, self.ckpt_path, self.config.trainer)
-        _check_writable(self.ckpt_path.parent if self.ckpt_path else root)
+            _refuse_finished(self.checkpoint, self.ckpt_path, config)
+        _check_writable(self.ckpt_path.parent if self._continues_in_place() else root)
+
+    def _continues_in_place(self) -> bool:
+        """A run's last checkpoint continues in its folder; any other one begins a new run."""
+        return self.ckpt_path is not None and self.ckpt_path.name == "last.ckpt" and (self.ckpt_path.parent / "config.yaml").exists()
 
     def instantiate_trainer(self, **kwargs) -> Trainer:
         config = self.config.trainer
         if config.logger in (None, True):
-            root = config.default_root_dir or "."
-            if self.ckpt_path is None:
-                kwargs["logger"] = TensorBoardLogger(root, name="", default_hp_metric=False)
-            else:
-                folder = self.ckpt_path.parent
-                kwargs["logger"] = TensorBoardLogger(
-                    folder.parent, name="", version=folder.name, default_hp_metric=False, purge_step=self.checkpoint["global_step"] + 1
-                )
+            place = {"save_dir": config.default_root_dir or "."}
+            if self._continues_in_place():
+                folder = self.ckpt_path.absolute().parent
+                place = {"save_dir": folder.parent, "version": folder.name, "purge_step": self.checkpoint["global_step"] + 1}
+            kwargs["logger"] = TensorBoardLogger(**place, name="", default_hp_metric=False)
         plugins = config.plugins or []
         kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
         bar = [] if config.enable_progress_bar is False else [Progress()]
@@ -102,11 +113,22 @@ class TauflowCLI(LightningCLI):
 
     def fit(self) -> None:
         if self.checkpoint is not None:
-            _refuse_other_task(self.checkpoint, self.ckpt_path, self.model, self.datamodule)
+            own = (type(self.datamodule), type(self.model.schedule))  # what the user's own configuration names is trusted
+            refuse_foreign_classes(self.checkpoint, (*CLASSES, *own), self.ckpt_path)
+            _refuse_other_settings(self.checkpoint, self.ckpt_path, self.model, self.datamodule, self.trainer)
             self.checkpoint = None
         if self.trainer.logger:
             self.trainer.logger.log_hyperparams({"model": describe(self.model), "task": describe(self.datamodule)})
         self.trainer.fit(self.model, self.datamodule, ckpt_path=self.ckpt_path, weights_only=True)
+
+
+class SaveConfig(SaveConfigCallback):
+    """Leaves out where a run was resumed from, so that its config.yaml repeats it from the beginning."""
+
+    def __init__(self, parser: LightningArgumentParser, config: Namespace, **kwargs):
+        config = config.clone()
+        config.ckpt_path = None
+        super().__init__(parser, config, **kwargs)
 
 
 def train() -> None:
@@ -115,11 +137,16 @@ def train() -> None:
         sys.argv[1:1] = ["--config", str(DEFAULT_CONFIG)]
     for message in NOISE:
         warnings.filterwarnings("ignore", message=message)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda record: not re.match(NEWS, record.getMessage()))
     try:
         cli = TauflowCLI()
+    except (TauflowError, MisconfigurationException, ValueError) as error:
+        sys.exit(f"error: {error}")
+    if not cli.trainer.fast_dev_run:
         _say(f"run folder  {cli.trainer.log_dir}\nwatch it    tensorboard --logdir {cli.trainer.default_root_dir}")
+    try:
         cli.fit()
-    except (TauflowError, ValueError) as error:
+    except TauflowError as error:
         sys.exit(f"error: {error}")
     sys.exit(_conclude(cli))
 
@@ -134,7 +161,10 @@ def _accepted_keys(parser: LightningArgumentParser, message: str) -> str:
     settings = {option.removeprefix("--") for action in parser._actions for option in action.option_strings}
     settings |= {f"data.{name}" for task in CLASSES if issubclass(task, Task) for name in inspect.signature(task).parameters}
     group = re.search(r"Group '([\w.]+)'", message)
-    near = difflib.get_close_matches(f"{group[1]}.{word}" if group else word, settings, n=1, cutoff=0.0)[0]
+    close = difflib.get_close_matches(f"{group[1]}.{word}" if group else word, settings, n=1, cutoff=0.5)
+    if not close:
+        return f"\nSettings are grouped in: {', '.join(sorted(key for key in settings if '.' not in key and '-' not in key))}"
+    near = close[0]
     siblings = sorted(key for key in settings if key.rpartition(".")[0] == near.rpartition(".")[0] and not key.endswith("help"))
     return f"\nDid you mean {near}? Accepted there: {', '.join(siblings)}"
 
@@ -151,8 +181,9 @@ def _conclude(cli: TauflowCLI) -> int:
     stopped_by = next(callback for callback in trainer.callbacks if isinstance(callback, GracefulStop)).stopped_by
     if files.best_step is not None:
         _say(f"best        {files.best_path}  ({files.monitor} {files.best_score:.5g} at step {files.best_step})")
-    _say(f"last        {files.last_path}  (step {trainer.global_step})")
-    _say(f"watch       tensorboard --logdir {trainer.default_root_dir}")
+    if files.last_path.exists() and not trainer.fast_dev_run:
+        _say(f"last        {files.last_path}  (step {trainer.global_step})")
+        _say(f"watch       tensorboard --logdir {trainer.default_root_dir}")
     if stopped_by or trainer.interrupted:
         _say(
             f"stopped at step {trainer.global_step}; to go on: python train.py -c {files.folder}/config.yaml --ckpt_path {files.last_path}"
@@ -171,19 +202,24 @@ def _resolve(ckpt_path: str | None, root: Path) -> Path | None:
 
 
 def _refuse_finished(checkpoint: dict, path: Path, trainer: Namespace) -> None:
-    step, epoch = checkpoint["global_step"], checkpoint["epoch"]
+    step, epoch = checkpoint["global_step"], checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     if trainer.max_steps is not None and 0 <= trainer.max_steps <= step:
         raise CheckpointError(f"{path} is finished: step {step} of {trainer.max_steps}; raise --trainer.max_steps to train it further")
     if trainer.max_epochs is not None and 0 <= trainer.max_epochs <= epoch:
         raise CheckpointError(f"{path} is finished: epoch {epoch} of {trainer.max_epochs}; raise --trainer.max_epochs to train it further")
 
 
-def _refuse_other_task(checkpoint: dict, path: Path, model: DFMModule, task: Task) -> None:
-    def facts(model: dict, task: dict) -> dict:
-        names = ("num_tokens", "seq_len", "source", "schedule", "network")
-        return {"task": task["class_path"]} | {name: model["init_args"][name] for name in names}
+def _refuse_other_settings(checkpoint: dict, path: Path, model: DFMModule, task: Task, trainer: Trainer) -> None:
+    """What may not change on the way: the task, the model, and how items are counted into steps and epochs."""
 
-    saved, now = facts(checkpoint[KEY]["model"], checkpoint[KEY]["task"]), facts(describe(model), describe(task))
+    def facts(model: dict, task: dict, accumulate: int) -> dict:
+        both = model["init_args"] | task["init_args"] | {"task": task["class_path"], "accumulate_grad_batches": accumulate}
+        names = ("task", "num_tokens", "seq_len", "source", "schedule", "network", "batch_size", "epoch_items", "accumulate_grad_batches")
+        return {name: both.get(name) for name in names}
+
+    entry = checkpoint[KEY]
+    saved = facts(entry["model"], entry["task"], entry.get("accumulate_grad_batches"))
+    now = facts(describe(model), describe(task), trainer.accumulate_grad_batches)
     if wrong := [f"{name}: {saved[name]} there, {now[name]} here" for name in saved if saved[name] != now[name]]:
         raise CheckpointError(
             f"{path} was trained with other settings ({'; '.join(wrong)}); continue it with its own: -c {path.parent}/config.yaml"

@@ -5,6 +5,10 @@ class TauflowError(Exception):
     """Says what is wrong and what to do about it."""
 
 
+class SettingsError(TauflowError, ValueError):
+    """Settings that do not go together."""
+
+
 class NonFiniteLoss(TauflowError):
     """Training met a loss or gradient that is infinite or not a number."""
 

@@ -17,6 +17,10 @@ DEFAULT_LOSS_ON: dict[str, LossOn] = {"masked": "corrupted", "uniform": "all"}
 """Where the cross-entropy is taken. Masked: on the masked coordinates, the others are known. Uniform: on all coordinates, because
 the network cannot see which were redrawn; on the redrawn ones alone it learns p(x_1 | x_t, redrawn) instead of p(x_1 | x_t)."""
 
+BOUND_CUTOFF = {"masked": 0.0, "uniform": 1e-3}
+"""1 - kappa where the bound stops following the path and pays for a draw of x_1 from the posterior. A uniform source needs one: unless
+1 - p(x_t) vanishes as fast as 1 - kappa, which no finite logits do, the integral up to kappa = 1 diverges."""
+
 
 def cross_entropy(logits: Tensor, x_1: Tensor) -> Tensor:
     """-ln p(x_1 | x_t) of each row, in float32 at least."""

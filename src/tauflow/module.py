@@ -15,8 +15,8 @@ from torchmetrics import MeanMetric, Metric
 from tauflow.checkpoints import FORMAT, KEY, describe
 from tauflow.denoisers import Denoiser, SplitDenoiser
 from tauflow.ema import EMA
-from tauflow.errors import NonFiniteLoss
-from tauflow.losses import DEFAULT_LOSS_ON, LossOn, bound_integrand, cross_entropy, stratified_mean
+from tauflow.errors import NonFiniteLoss, SettingsError
+from tauflow.losses import BOUND_CUTOFF, DEFAULT_LOSS_ON, LossOn, bound_integrand, cross_entropy, stratified_mean
 from tauflow.networks import Transformer, TransformerConfig
 from tauflow.paths import MixturePath, Noise, spread_kappas, stratified_times
 from tauflow.schedules import Schedule, schedule_from
@@ -83,17 +83,23 @@ class DFMModule(LightningModule):
         self.path = MixturePath(source_from(source, num_tokens), schedule_from(schedule))
         self.network = Transformer(network, self.path.source.num_states, num_tokens)
         self.ema = EMA(self.network, ema_decay)
-        self.bound = Bound()
-        self.loss_by_quarter = nn.ModuleList(MeanMetric() for _ in range(4))
 
     def denoiser(self) -> Denoiser:
         """The denoiser to sample from: the averaged weights."""
         return SplitDenoiser(self.ema.network, self.num_tokens)
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
-        checkpoint[KEY] = {"format": FORMAT, "model": describe(self), "task": describe(self.trainer.datamodule)}
+        accumulate = self.trainer.accumulate_grad_batches
+        task = describe(self.trainer.datamodule)
+        checkpoint[KEY] = {"format": FORMAT, "model": describe(self), "task": task, "accumulate_grad_batches": accumulate}
 
     def setup(self, stage: str) -> None:
+        task = self.trainer.datamodule
+        if task is not None and (task.num_tokens, task.seq_len) != (self.num_tokens, self.seq_len):
+            raise SettingsError(
+                f"the model is made for {self.seq_len} coordinates of {self.num_tokens} tokens, the task has {task.seq_len} of "
+                f"{task.num_tokens}; give DFMModule the task's num_tokens and seq_len"
+            )
         if stage == "fit" and self.compile_network:
             self.network.compile_blocks()
 
@@ -110,10 +116,8 @@ class DFMModule(LightningModule):
         position = batch["position"].cpu()
         rows = position % batch_size
         noise = self.training_noise(position[0].item() // batch_size, batch_size)
-        self._where = (position, noise.t[rows])
         loss = self.loss(batch["tokens"], noise, rows) * shares
-        self._guard("loss", loss)
-        self._loss_parts.append(loss.detach())
+        self._parts.append((loss.detach(), position, noise.t[rows]))
         return loss
 
     def loss(self, x_1: Tensor, noise: Noise, rows: Tensor) -> Tensor:
@@ -132,18 +136,21 @@ class DFMModule(LightningModule):
         return losses.sum() / max(1, int(count))
 
     def on_train_start(self) -> None:
-        self._loss_parts: list[Tensor] = []
+        self._parts: list[tuple[Tensor, Tensor, Tensor]] = []  # loss, positions and times of what is accumulated
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         gradients = [parameter.grad for parameter in self.network.parameters() if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
+        loss = torch.stack([part[0] for part in self._parts]).mean()
+        loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # of the global batch; not finite on one rank is so on all
+        self._guard("loss", loss)
         if getattr(self.trainer.precision_plugin, "scaler", None) is None:  # a gradient scaler skips such steps by itself
             self._guard("gradient norm", norm)
-        loss = self.trainer.strategy.reduce(torch.stack(self._loss_parts).mean(), reduce_op="mean")  # of the global batch
-        self._loss_parts.clear()
+        self._parts.clear()
         self.log("train/loss", loss, prog_bar=True, logger=False)
         step = self.trainer.global_step + 1  # counted from 1, so that step n and the validation after n steps stand together
-        if step == 1 or step % self.trainer.log_every_n_steps == 0:
+        every = self.trainer.log_every_n_steps
+        if every and (step == 1 or step % every == 0):
             rate = optimizer.param_groups[0]["lr"]
             self.record(step, {"train/loss": loss, "train/gradient_norm": norm, "train/learning_rate": rate})
 
@@ -160,11 +167,11 @@ class DFMModule(LightningModule):
         """Stops before the weights are touched if a loss or gradient is not finite, and says where."""
         if torch.isfinite(value):
             return
-        position, t = self._where
+        own, position, t = next((part for part in self._parts if not torch.isfinite(part[0])), self._parts[-1])
         raise NonFiniteLoss(
-            f"the {name} is {value.item()} at step {self.trainer.global_step} (items {position.min()} to {position.max()} on rank "
-            f"{self.trainer.global_rank}, t from {t.min():.4f} to {t.max():.4f}); training stopped before the weights were changed. "
-            "Resume from the last checkpoint with a lower --model.learning_rate, a smaller --trainer.gradient_clip_val, or "
+            f"the {name} is {value.item()} at step {self.trainer.global_step + 1} (loss {own.item()} on rank {self.trainer.global_rank} "
+            f"for items {position.min()} to {position.max()}, t from {t.min():.4f} to {t.max():.4f}); training stopped before the weights "
+            "were changed. Resume from the last checkpoint with a lower --model.learning_rate, a smaller --trainer.gradient_clip_val, or "
             "--trainer.precision 32-true"
         )
 
@@ -189,37 +196,57 @@ class DFMModule(LightningModule):
     # Validation: fixed items, fixed noise, averaged weights
 
     def validation_noise(self, index: Tensor) -> tuple[Noise, Tensor]:
-        """Noise (b rows) of validation items, a pure function of their index; and their kappa (b,), spread evenly over [0, 1)."""
-        kappa = spread_kappas(index)
+        """Noise (b rows) of validation items, a pure function of their index; and their kappa (b,), spread evenly."""
+        kappa = spread_kappas(index) * (1 - BOUND_CUTOFF[self.source])
         t = self.path.schedule.t_from_kappa(kappa).float()
-        parts = [self.path.noise(t[i : i + 1], self.seq_len, generator_for("validation noise", n)) for i, n in enumerate(index.tolist())]
-        return Noise(*(torch.cat(part) for part in zip(*parts, strict=True))), kappa
+        return self._noise_by_index(t, index, "validation noise"), kappa
+
+    def _noise_by_index(self, t: Tensor, index: Tensor, name: str) -> Noise:
+        parts = [self.path.noise(t[i : i + 1], self.seq_len, generator_for(name, n)) for i, n in enumerate(index.tolist())]
+        return Noise(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+    def on_validation_epoch_start(self) -> None:
+        self.bound = Bound().to(self.device)
+        self.loss_by_quarter = nn.ModuleList(MeanMetric() for _ in range(4)).to(self.device)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        x_1 = batch["tokens"]
+        x_1, cutoff = batch["tokens"], BOUND_CUTOFF[self.source]
         noise, kappa = self.validation_noise(batch["index"].cpu())
-        noise, x_t = noise.to(x_1.device), noise.to(x_1.device).corrupt(x_1)
-        network = self.ema.network
-        hidden = network.hidden(x_t, noise.t).flatten(0, 1)  # (b * D, W)
-        counted = noise.corrupted if self.source == "masked" else torch.ones_like(noise.corrupted)
-        rows = counted.flatten().nonzero().squeeze(1)  # (R,): a revealed coordinate of a masked source has no rate and no loss
-        logits = network.head(hidden[rows])
-        terms = bound_integrand(logits, x_t.flatten()[rows], x_1.flatten()[rows]).cpu().double()
-        per_token = torch.zeros(x_1.numel(), dtype=torch.float64).index_add(0, rows.cpu(), terms).view(x_1.shape).mean(1)
-        self.bound.update(per_token / (1 - kappa), kappa)  # d tau = d kappa / (1 - kappa), and kappa is uniform
+        noise = noise.to(x_1.device)
+        logits, x_t, target, rows = self._validation_rows(x_1, noise)
+        terms = bound_integrand(logits, x_t, target).cpu().double()
+        bound = torch.zeros(x_1.numel(), dtype=torch.float64).index_add(0, rows.cpu(), terms).view(x_1.shape).mean(1)
+        bound = (1 - cutoff) * bound / (1 - kappa)  # d tau = d kappa / (1 - kappa), and kappa is uniform on [0, 1 - cutoff)
+        if cutoff:
+            bound = bound + self._cost_of_the_draw(x_1, batch["index"].cpu())
+        self.bound.update(bound, kappa)
 
-        losses, quarter = cross_entropy(logits, x_1.flatten()[rows]), (kappa * 4).long().to(x_1.device)
+        losses, quarter = cross_entropy(logits, target), (kappa * 4).long().to(x_1.device)
         quarter = quarter.repeat_interleave(self.seq_len)[rows]
         on = noise.corrupted.flatten()[rows]
         for number, metric in enumerate(self.loss_by_quarter):
             metric.update(losses[on & (quarter == number)])
 
+    def _validation_rows(self, x_1: Tensor, noise: Noise) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Logits (R, V), x_t, x_1 and places (R,) of the coordinates that count: a revealed one of a masked source has no rate."""
+        x_t = noise.corrupt(x_1)
+        counted = noise.corrupted if self.source == "masked" else torch.ones_like(noise.corrupted)
+        rows = counted.flatten().nonzero().squeeze(1)
+        network = self.ema.network
+        logits = network.head(network.hidden(x_t, noise.t).flatten(0, 1)[rows])
+        return logits, x_t.flatten()[rows], x_1.flatten()[rows], rows
+
+    def _cost_of_the_draw(self, x_1: Tensor, index: Tensor) -> Tensor:
+        """-ln p(x_1 | x_t) (b,) per coordinate at the cutoff, where the path that the bound is of ends with a draw from the posterior."""
+        t = torch.full((len(index),), self.path.schedule.t_from_kappa(1 - BOUND_CUTOFF[self.source]))
+        noise = self._noise_by_index(t, index, "validation draw").to(x_1.device)
+        logits, _, target, _ = self._validation_rows(x_1, noise)
+        return cross_entropy(logits, target).view(x_1.shape).mean(1).cpu().double()
+
     def on_validation_epoch_end(self) -> None:
         mean, error = self.bound.compute()
         metrics = {"val/bound": mean, "val/bound_standard_error": error}
         metrics |= {f"val/loss_kappa_quarter_{n}": metric.compute() for n, metric in enumerate(self.loss_by_quarter, start=1)}
-        for metric in (self.bound, *self.loss_by_quarter):
-            metric.reset()
         metrics = {name: value.float() for name, value in metrics.items()}
         for name, value in metrics.items():
             self.log(name, value, prog_bar=name == "val/bound", logger=False)
@@ -238,8 +265,8 @@ class Bound(Metric):
         self.add_state("kappas", [], dist_reduce_fx="cat")
 
     def update(self, values: Tensor, kappas: Tensor) -> None:
-        self.values.append(values.to(self.device))
-        self.kappas.append(kappas.to(self.device))
+        self.values.append(values.float().to(self.device))
+        self.kappas.append(kappas.float().to(self.device))
 
     def compute(self) -> tuple[Tensor, Tensor]:
         values, kappas = (torch.cat(part) if isinstance(part, list) else part for part in (self.values, self.kappas))

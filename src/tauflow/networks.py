@@ -147,9 +147,10 @@ class TimeFeatures(nn.Module):
 @functools.lru_cache(maxsize=16)
 def _rotation(length: int, size: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Rotary tables (cos, sin), each (D, 1, 1, K / 2), cached by shape, device and dtype."""
-    frequency = 10_000.0 ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
-    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
-    return tuple(table[:, None, None].to(device, dtype) for table in (angle.cos(), angle.sin()))
+    with torch.inference_mode(False):  # whoever calls first, training must be able to use the tables
+        frequency = 10_000.0 ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+        angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
+        return tuple(table[:, None, None].to(dtype).to(device) for table in (angle.cos(), angle.sin()))
 
 
 class Rotate(torch.autograd.Function):

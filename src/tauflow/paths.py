@@ -50,7 +50,8 @@ class MixturePath:
 
 def stratified_times(count: int, generator: torch.Generator | None = None) -> Tensor:
     """One time in each of `count` equal strata of [0, 1), with one shared offset: the batch always covers all times."""
-    return (torch.arange(count) + torch.rand((), generator=generator)).div(count).clamp(max=1 - 2**-24)
+    offset = torch.rand((), generator=generator, dtype=torch.float32)
+    return (torch.arange(count, dtype=torch.float32) + offset).div(count).clamp(max=1 - 2**-24)
 
 
 def spread_kappas(index: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ from tauflow.sources import Source
 CLASSES: tuple[type, ...] = (
     DFMModule,
     TransformerConfig,
-    *(cls for cls in vars(schedules).values() if isinstance(cls, type) and issubclass(cls, Schedule)),
-    *(getattr(tasks, name) for name in tasks.__all__),
+    *(cls for cls in vars(schedules).values() if isinstance(cls, type) and issubclass(cls, Schedule) and cls is not Schedule),
+    *(task for name in tasks.__all__ if (task := getattr(tasks, name)) is not tasks.Task),
 )
 """The classes that a checkpoint may name."""
 
@@ -45,6 +45,10 @@ def load(path: str | Path, device: str | torch.device = "cpu", classes: Iterable
         with torch.random.fork_rng(devices=[]):  # initial weights are drawn and thrown away
             module: DFMModule = build(checkpoint[KEY]["model"], allowed)
         task = build(checkpoint[KEY]["task"], allowed)
+        if not isinstance(module, DFMModule) or not isinstance(task, tasks.Task):
+            raise ValueError(f"a {type(module).__name__} as the model, a {type(task).__name__} as the task")
+        if (task.num_tokens, task.seq_len) != (module.num_tokens, module.seq_len):
+            raise ValueError("the model and the task have different sizes")
         weights = {name: value for name, value in checkpoint["state_dict"].items() if name.startswith("ema.")}
         module.ema.load_state_dict({name.removeprefix("ema."): value for name, value in weights.items()})
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:

@@ -76,7 +76,8 @@ class Schedule(ABC):
 
     @_elementwise
     def rate_factor(self, t):
-        return self._kappa_dot(t) / self._survival(t)
+        survival = self._survival(t)
+        return torch.where(survival == 0, math.inf, self._kappa_dot(t) / survival)
 
 
 @dataclass(frozen=True)
@@ -149,10 +150,12 @@ SCHEDULES = {
 }
 
 
-def schedule_from(schedule: Schedule | str, **options) -> Schedule:
-    """A schedule from its name (`"quadratic"`, `"polynomial", exponent=1.5`) or itself."""
+def schedule_from(schedule: Schedule | type[Schedule] | str, **options) -> Schedule:
+    """A schedule from its name (`"quadratic"`, `"polynomial", exponent=1.5`), its class or itself."""
     if isinstance(schedule, Schedule):
         return schedule
+    if isinstance(schedule, type) and issubclass(schedule, Schedule):
+        return schedule(**options)
     if schedule not in SCHEDULES:
         raise ValueError(f"unknown schedule {schedule!r}; known schedules: {', '.join(SCHEDULES)}")
     try:

@@ -43,7 +43,7 @@ class Problem:
         return self.denoiser.evaluate(x, t)
 
     def term(self, coefficient: float, evaluation: Evaluation, state: Tensor) -> Term:
-        return Term(coefficient, evaluation, state, self.movable(state))
+        return Term(coefficient, evaluation, state, self.source)
 
     def leap(self, terms: list[Term], x: Tensor, jump: JumpName, clamp: Clamp, generator: torch.Generator) -> Jumps:
         function = leap_dense if self.dense else leap

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tauflow.denoisers import Evaluation
+from tauflow.sources import Masked, Source
 
 JumpName = Literal["exponential", "one_event"]
 CHUNK = 2**20  # entries of a chunk of rows: a few megabytes
@@ -31,7 +32,12 @@ class Term:
     coefficient: float
     evaluation: Evaluation
     state: Tensor  # (B, D)
-    movable: Tensor  # (B, D) of that state
+    source: Source
+
+    def rates(self, index: Tensor | slice) -> Tensor:
+        """c p(s) of the coordinates index (R,), 0 where the state then allowed no jump, (R, V)."""
+        rows = self.evaluation.rows(index) * self.coefficient
+        return _only_jumps(rows, self.state.flatten()[index], self.source)
 
 
 @dataclass(frozen=True)
@@ -57,9 +63,9 @@ def leap(terms: list[Term], x: Tensor, movable: Tensor, num_tokens: int, jump: J
     mass = sum(max(0.0, term.coefficient) for term in terms) + clamp.floor * num_tokens
     candidate = -math.expm1(-mass)  # 1 - exp(-A)
     places = movable.flatten().nonzero().squeeze(1)
-    coins = uniforms(len(places), generator, places.device)
-    places = places[coins < candidate]
-    result, moved, clamped, several, channels = x.clone().flatten(), 0, 0.0, 0.0, 0
+    count = len(places)
+    places = places[uniforms(count, generator, places.device) < candidate]
+    result, moved, clamped, several, channels = x.clone().flatten(), 0, 0, 0.0, 0
     for index in places.split(max(1, CHUNK // num_tokens)):
         intensity, negative = intensities(terms, index, x, clamp)  # (R, V)
         total = intensity.sum(-1, dtype=precise(x.device))  # L, (R,)
@@ -70,9 +76,8 @@ def leap(terms: list[Term], x: Tensor, movable: Tensor, num_tokens: int, jump: J
         result[index[moves]] = tokens
         moved += len(tokens)
         clamped, channels = clamped + negative, channels + intensity.numel()
-        several += ((1 - stay - total * stay) / candidate).sum().item()
-    count = max(1, int(movable.sum()))
-    return Jumps(result.view_as(x), moved / count, clamped / max(1, channels), several / count)
+        several = several + (1 - stay - total * stay).sum() / candidate
+    return Jumps(result.view_as(x), moved / max(1, count), clamped / max(1, channels), float(several) / max(1, count))
 
 
 def leap_dense(
@@ -93,21 +98,19 @@ def leap_dense(
 
 def intensities(terms: list[Term], index: Tensor | slice, x: Tensor, clamp: Clamp) -> tuple[Tensor, float]:
     """Clamped cumulative intensities (R, V), 0 for the token already there; and how many channels were negative before."""
-    total = None
-    for term in terms:
-        rows = term.evaluation.rows(index) * term.coefficient
-        rows *= term.movable.flatten()[index][:, None]
-        _zero_own_token(rows, term.state.flatten()[index])
-        total = rows if total is None else total.add_(rows)
-    negative = (total < 0).sum().item()
+    total = terms[0].rates(index)
+    for term in terms[1:]:
+        total.add_(term.rates(index))
+    negative = (total < 0).sum().item() if len(terms) > 1 else 0
     total.clamp_(clamp.floor, clamp.ceiling)
-    _zero_own_token(total, x.flatten()[index])
-    return total, negative
+    return _only_jumps(total, x.flatten()[index], terms[0].source), negative
 
 
-def _zero_own_token(rows: Tensor, tokens: Tensor) -> None:
-    own = tokens < rows.shape[-1]  # false on the mask
-    rows[own.nonzero().squeeze(1), tokens[own]] = 0
+def _only_jumps(rows: Tensor, tokens: Tensor, source: Source) -> Tensor:
+    """Sets to 0 what is no jump from the tokens (R,): from a revealed token of a masked source, to the own token of a uniform one."""
+    if isinstance(source, Masked):
+        return rows.mul_((tokens == source.mask_id)[:, None])
+    return rows.scatter_(1, tokens[:, None], 0)
 
 
 def draw(evaluation: Evaluation, places: Tensor, num_tokens: int, generator: torch.Generator) -> Tensor:

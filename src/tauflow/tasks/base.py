@@ -4,6 +4,7 @@ A training batch is {"tokens": (b, D), "position": (b,)}: position p counts item
 step p // B and row p % B of the global batch of B items follow from it alone. A validation batch has "index" instead.
 """
 
+import signal
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 
@@ -12,6 +13,8 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torchmetrics import MetricCollection
+
+from tauflow.errors import SettingsError
 
 
 class Task(LightningDataModule):
@@ -41,15 +44,15 @@ class Task(LightningDataModule):
         """Generated tokens (B, D) as text for people."""
 
     def train_dataloader(self) -> DataLoader:
-        trainer = self.trainer
+        trainer = self.trainer or Alone()
         shares = trainer.world_size * trainer.accumulate_grad_batches
         if self.batch_size % shares:
-            raise ValueError(
+            raise SettingsError(
                 f"the global batch of {self.batch_size} items cannot be split over {trainer.world_size} devices x "
                 f"{trainer.accumulate_grad_batches} accumulated batches; make --data.batch_size a multiple of {shares}"
             )
         if self.epoch_items < self.batch_size:
-            raise ValueError(
+            raise SettingsError(
                 f"an epoch of {self.epoch_items} items holds no batch of {self.batch_size}; lower --data.batch_size or get more data"
             )
         batches = GlobalBatches(
@@ -63,7 +66,7 @@ class Task(LightningDataModule):
         return self._loader(self.train_data, batches)
 
     def val_dataloader(self) -> DataLoader:
-        trainer = self.trainer
+        trainer = self.trainer or Alone()
         mine = range(trainer.global_rank, len(self.val_data), trainer.world_size)
         size = max(1, self.batch_size // (trainer.world_size * trainer.accumulate_grad_batches))
         return self._loader(self.val_data, [list(mine[i : i + size]) for i in range(0, len(mine), size)])
@@ -76,7 +79,21 @@ class Task(LightningDataModule):
             persistent_workers=self.num_workers > 0,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # else every pass over the data would move the global one
+            worker_init_fn=_leave_stopping_to_the_trainer,
         )
+
+
+class Alone:
+    """Stands for the trainer where there is none, to look at batches."""
+
+    world_size = accumulate_grad_batches = 1
+    global_rank = global_step = 0
+
+
+def _leave_stopping_to_the_trainer(worker: int) -> None:
+    """Ctrl-C reaches the loader's processes too, but the trainer still needs them to end its step."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class GlobalBatches(Sampler):

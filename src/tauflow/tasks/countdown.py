@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchmetrics import Metric, MetricCollection
 
+from tauflow.errors import SettingsError
 from tauflow.seeds import seed_of
 from tauflow.tasks.base import Task
 
@@ -67,9 +68,9 @@ class Countdown(Task):
         num_workers: int = 0,
     ):
         if length < 2 or values < 2:
-            raise ValueError(f"countdown needs length >= 2 and values >= 2, got length {length} and values {values}")
+            raise SettingsError(f"countdown needs length >= 2 and values >= 2, got length {length} and values {values}")
         if batch_size < 1 or val_items < 2:
-            raise ValueError(f"countdown needs batch_size >= 1 and val_items >= 2, got {batch_size} and {val_items}")
+            raise SettingsError(f"countdown needs batch_size >= 1 and val_items >= 2, got {batch_size} and {val_items}")
         super().__init__(batch_size=batch_size, epoch_items=epoch_items, num_workers=num_workers)
         self.length = self.seq_len = length
         self.values = self.num_tokens = values
@@ -112,6 +113,9 @@ class CountdownItems(Dataset):
         return self.__getitems__([i])[0]
 
     def __getitems__(self, items: list[int]) -> list[dict[str, Tensor]]:
+        items = [int(i) for i in items]
+        if min(items) < 0 or max(items) >= self.count:
+            raise IndexError(f"items are numbered 0 to {self.count - 1}, got {min(items)} to {max(items)}")
         keys = [seed_of("countdown", self.seed, self.split, i) for i in items]
         fresh = np.stack([np.random.Generator(np.random.Philox(key)).integers(self.values, size=self.length) for key in keys])
         x = fresh.copy()  # (b, D)
@@ -170,7 +174,8 @@ class UnigramTotalVariation(Metric):
         self.add_state("seen", torch.zeros(values + 1, dtype=torch.long), dist_reduce_fx="sum")  # the last entry: masks and the like
 
     def update(self, tokens: Tensor) -> None:
-        self.seen += torch.bincount(tokens.flatten().clamp(max=self.values), minlength=self.values + 1)
+        foreign = (tokens < 0) | (tokens >= self.values)
+        self.seen += torch.bincount(tokens.masked_fill(foreign, self.values).flatten(), minlength=self.values + 1)
 
     def compute(self) -> Tensor:
         law = torch.cat([stationary_law(self.values), torch.zeros(1)]).to(self.seen.device, torch.float32)
