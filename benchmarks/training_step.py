@@ -10,6 +10,7 @@ quartiles of the ratios of neighbours.
 """
 
 import argparse
+import copy
 import statistics
 import tempfile
 import time
@@ -24,6 +25,7 @@ from tauflow.callbacks import Throughput
 from tauflow.module import DFMModule
 from tauflow.networks import TransformerConfig
 from tauflow.tasks import Countdown
+from tauflow.tasks.countdown import CountdownItems
 
 LENGTH, WIDTH, BLOCKS, HEADS = 256, 256, 4, 4
 
@@ -80,48 +82,54 @@ def compare_step(num_tokens: int, batch_size: int, loss_on: str, repetitions: in
     }
 
 
-class StepTimes(Callback):
-    def on_train_start(self, trainer, module):
-        self.ends = []
+class BareSteps(Callback):
+    """After every step of Trainer.fit makes a bare one, with the same batch on a copy of the module, and times both."""
+
+    def __init__(self, module: DFMModule):
+        self.module = module
+        self.optimizer = torch.optim.AdamW(module.network.parameters(), lr=1e-4)
+        self.items = CountdownItems(256, 32, seed=0, split="train", count=2**62, name="position")
+        self.fit, self.bare, self.begin = [], [], None
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        self.ends.append(time.perf_counter())
+        now = time.perf_counter()
+        if self.begin is not None:
+            self.fit.append(now - self.begin)
+        step = trainer.global_step - 1
+        tokens = torch.stack([item["tokens"] for item in self.items.__getitems__(list(range(16 * step, 16 * step + 16)))])
+        self.module.loss(tokens, self.module.training_noise(step, 16), torch.arange(16)).backward()
+        torch.nn.utils.clip_grad_norm_(self.module.network.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.begin = time.perf_counter()
+        self.bare.append(self.begin - now)
 
 
-def compare_trainer(rounds: int, steps: int) -> dict:
-    """Seconds a step of Trainer.fit (EMA, clipping, logging to TensorBoard) and of a bare loop, in the default configuration."""
-    fit_seconds, bare_seconds = [], []
-    for seed in range(rounds):
-        torch.manual_seed(seed)
-        task, module, times = Countdown(batch_size=16), DFMModule(32, 256, network=TransformerConfig(time=False)), StepTimes()
-        with tempfile.TemporaryDirectory() as folder:
-            trainer = Trainer(
-                max_steps=steps + 1,
-                accelerator="cpu",
-                logger=TensorBoardLogger(folder),
-                log_every_n_steps=16,
-                gradient_clip_val=1.0,
-                callbacks=[Throughput(), times],
-                enable_checkpointing=False,
-                enable_model_summary=False,
-                limit_val_batches=0,
-            )
-            trainer.fit(module, task)
-        fit_seconds.append((times.ends[-1] - times.ends[0]) / steps)
-
-        task.setup()
-        network, optimizer = module.network, torch.optim.AdamW(module.network.parameters(), lr=1e-4)
-        for step in range(steps + 1):
-            if step == 1:
-                begin = time.perf_counter()
-            batch = torch.stack([item["tokens"] for item in task.train_data.__getitems__(list(range(16 * step, 16 * step + 16)))])
-            module.loss(batch, module.training_noise(step, 16), torch.arange(16)).backward()
-            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-        bare_seconds.append((time.perf_counter() - begin) / steps)
-    ratios = [a / b for a, b in zip(fit_seconds, bare_seconds, strict=True)]
-    return {"fit": statistics.median(fit_seconds), "bare": statistics.median(bare_seconds), "ratios": ratios}
+def compare_trainer(steps: int) -> dict:
+    """Seconds a step of Trainer.fit (EMA, clipping, logging to TensorBoard) and of a bare loop, alternating, default configuration."""
+    torch.manual_seed(0)
+    task, module = Countdown(batch_size=16, epoch_items=16 * 1024), DFMModule(32, 256, network=TransformerConfig(time=False))
+    bare = BareSteps(copy.deepcopy(module))
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            max_steps=steps + 1,
+            accelerator="cpu",
+            logger=TensorBoardLogger(folder),
+            log_every_n_steps=16,
+            gradient_clip_val=1.0,
+            callbacks=[Throughput(), bare],
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            limit_val_batches=0,
+        )
+        trainer.fit(module, task)
+    ratios = [a / b for a, b in zip(bare.fit, bare.bare[1:], strict=True)]
+    return {
+        "fit": statistics.median(bare.fit),
+        "bare": statistics.median(bare.bare[1:]),
+        "ratio": statistics.median(ratios),
+        "quartiles": statistics.quantiles(ratios, n=4)[::2],
+    }
 
 
 def main() -> None:
@@ -142,9 +150,11 @@ def main() -> None:
                     flush=True,
                 )
     torch.set_num_threads(2)
-    row = compare_trainer(*((1, 4) if arguments.quick else (3, 48)))
-    shown = ", ".join(f"{ratio:.3f}" for ratio in row["ratios"])
-    print(f"\nTrainer.fit {row['fit'] * 1e3:.0f} ms a step, bare loop {row['bare'] * 1e3:.0f} ms; ratios of the rounds: {shown}")
+    row = compare_trainer(4 if arguments.quick else 120)
+    print(
+        f"\nTrainer.fit {row['fit'] * 1e3:.0f} ms a step, bare loop {row['bare'] * 1e3:.0f} ms; ratio of neighbours {row['ratio']:.3f}, "
+        f"quartiles {row['quartiles'][0]:.3f} - {row['quartiles'][1]:.3f}"
+    )
 
 
 if __name__ == "__main__":

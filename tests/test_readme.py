@@ -3,7 +3,6 @@
 import re
 import shlex
 import shutil
-import sys
 import time
 
 import pytest
@@ -46,5 +45,6 @@ def test_python_example_of_the_readme(tmp_path, trained, monkeypatch, capsys):
     shutil.copytree(trained, folder)
     monkeypatch.chdir(tmp_path)
     exec(compile(example, "README.md", "exec"), {})
-    assert "torch.Size" in capsys.readouterr().out
-    assert sys.modules["tauflow"].load(folder / "best.ckpt").task.num_tokens == 6
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) >= 5
+    assert "error_rate" in shown

@@ -22,7 +22,7 @@ from tauflow.denoisers import Evaluation
 from tauflow.sources import Masked, Source
 
 JumpName = Literal["exponential", "one_event"]
-CHUNK = 2**20  # entries of a chunk of rows: a few megabytes
+CHUNK = 2**19  # entries of a chunk of rows: a few megabytes of work space
 
 
 @dataclass(frozen=True)
