@@ -68,7 +68,7 @@ def refused(tmp_path, monkeypatch, capsys):
         (["--model.network.width=33"], ["multiple of 2 * heads"]),
         (["--model.ema_decay=1.5"], ["EMA decay"]),
         (["--trainer.logger=false"], ["leave --trainer.logger out"]),
-        (["--trainer.accelerator=tpu"], ["TPU"]),
+        (["--trainer.accelerator=warp"], ["warp"]),
         (["--checkpoints.monitor=val/nothing"], ["val/nothing", "val/bound"]),
         (["--ckpt_path=nowhere.ckpt"], ["no checkpoint at nowhere.ckpt"]),
         (["--ckpt_path=last"], ["no run to continue"]),
