@@ -94,8 +94,8 @@ def test_overfits_a_fixed_batch(source):
     model = module(source=source, network=TransformerConfig(width=64, blocks=2, heads=2))
     x_1, noise = torch.randint(6, (8, 16), generator=torch.Generator().manual_seed(1)), model.training_noise(0, 8)
     noise = noise._replace(t=noise.t.clamp(min=0.2), corrupted=noise.corrupted & (torch.arange(16) > 3))  # something to tell them apart
-    optimizer = torch.optim.AdamW(model.network.parameters(), lr=3e-3)
-    for _ in range(150):
+    optimizer = torch.optim.AdamW(model.network.parameters(), lr=1e-3)
+    for _ in range(300):
         optimizer.zero_grad()
         loss = model.loss(x_1, noise, torch.arange(8))
         loss.backward()

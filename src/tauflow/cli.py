@@ -102,7 +102,7 @@ class TauflowCLI(LightningCLI):
         if config.logger in (None, True):
             place = {"save_dir": config.default_root_dir or "."}
             if self._continues_in_place():
-                folder = self.ckpt_path.absolute().parent
+                folder = self.ckpt_path.parent if self.ckpt_path.parent.name not in ("", "..") else self.ckpt_path.resolve().parent
                 place = {"save_dir": folder.parent, "version": folder.name, "purge_step": self.checkpoint["global_step"] + 1}
             kwargs["logger"] = TensorBoardLogger(**place, name="", default_hp_metric=False)
         plugins = config.plugins or []
