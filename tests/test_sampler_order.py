@@ -74,6 +74,18 @@ def test_the_clamp_is_idle_exactly_when_the_posterior_falls_slowly():
     torch.testing.assert_close(intensity[:, 0], 0.1 * torch.tensor([1.5 * 0.34 - 0.5, 0.0]))
 
 
+def test_coefficients_on_a_nonuniform_grid():
+    """Twice the step before: r = 2. The t-domain rule has its own r and the rate at both times."""
+    tau = torch.tensor([0.0, 0.1, 0.3], dtype=torch.float64)
+    schedule = schedule_from("linear")
+    problem = Propagator(WEAK, Masked(2), schedule).problem
+    grid = Grid(schedule.t_from_tau(tau), tau)
+    assert SAMPLERS["tr_cie"]().coefficients(problem, grid, 1) == pytest.approx((0.2 * 2, -0.2))
+    h, r = grid.dt(1), grid.dt(1) / grid.dt(0)
+    rates = [1 / (1 - t) for t in grid.t.tolist()]
+    assert SAMPLERS["cie"]().coefficients(problem, grid, 1) == pytest.approx((h * (1 + r / 2) * rates[1], -h * r / 2 * rates[0]))
+
+
 @pytest.mark.parametrize(("name", "order"), [("tr_cie_exact", 3), ("tr", 2), ("euler", 2)])
 def test_local_error_of_the_cumulative_intensity(name, order):
     """Theorem exact_error: at a frozen state the integral of the rate over a step is wrong by O(h^3) for TR-CIE-Exact, O(h^2) for Euler."""
