@@ -28,7 +28,7 @@ SAMPLES = 400_000
 
 def main() -> None:
     law = EnumerableLaw.random(num_tokens=3, length=3, spread=1.0)
-    figure, axes = plt.subplots(1, 2, figsize=(13, 5), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(15, 5), sharey=True)
     for plot, source in zip(axes, (tauflow.Masked(3), tauflow.Uniform(3)), strict=True):
         schedule = tauflow.schedule_from("linear")
         propagator = Propagator(law, source, schedule)
@@ -60,8 +60,9 @@ def main() -> None:
             plot.loglog(BUDGETS, errors, marker="osv^Dx+*"[number % 8], markersize=5, label=name, **style)
         plot.set(title=f"{type(source).__name__.lower()} source", xlabel="NFE")
         plot.set_xticks(BUDGETS, [str(n) for n in BUDGETS])
+        plot.minorticks_off()
         plot.grid(alpha=0.3)
-        plot.legend(fontsize=8)
+        plot.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     axes[0].set_ylabel("total variation to the data law")
     figure.tight_layout()
     out = Path(__file__).parents[1] / "docs" / "images" / "oracle.png"
