@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 
-from tauflow.cli import train
+from tauflow.cli.training import train
 
 if __name__ == "__main__":
     train()

@@ -18,6 +18,7 @@ TINY = [
     *("--data.length=16", "--data.values=6", "--data.batch_size=8", "--data.epoch_items=64", "--data.val_items=12"),
     *("--model.network.width=16", "--model.network.blocks=1", "--model.network.heads=2", "--model.warmup_steps=2"),
     *("--trainer.log_every_n_steps=1", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"),
+    "--evaluation.every_n_validations=0",
 ]
 
 

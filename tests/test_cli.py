@@ -8,7 +8,7 @@ import yaml
 from conftest import ROOT, TINY, load_plain, run_train
 
 from tauflow.checkpoints import build, describe
-from tauflow.cli import TauflowCLI, train
+from tauflow.cli.training import TauflowCLI, train
 from tauflow.runs import CLASSES
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

@@ -31,10 +31,13 @@ except PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+unknown"
 
 _LAZY = {  # these bring lightning along, so they are imported when they are first asked for
+    "evaluate": "tauflow.evaluation",
     "load": "tauflow.runs",
     "Run": "tauflow.runs",
     "Countdown": "tauflow.tasks",
     "DFMModule": "tauflow.module",
+    "SamplerEvaluation": "tauflow.monitoring",
+    "Table": "tauflow.tables",
 }
 
 __all__ = [

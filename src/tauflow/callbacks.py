@@ -99,7 +99,7 @@ class GracefulStop(Callback):
 
     def __init__(self):
         self.stopped_by: str | None = None
-        self._asked: str | None = None
+        self.asked: str | None = None  # the signal that came
         self._before: dict = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: DFMModule) -> None:
@@ -107,18 +107,18 @@ class GracefulStop(Callback):
             self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def _ask(self, number: int, frame) -> None:
-        if self._asked:
+        if self.asked:
             self._restore()
             signal.raise_signal(number)
         else:
-            self._asked = signal.Signals(number).name
-            print(f"\n{self._asked}: stopping after this step, then saving; once more to stop at once", flush=True)
+            self.asked = signal.Signals(number).name
+            print(f"\n{self.asked}: stopping after this step, then saving; once more to stop at once", flush=True)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: DFMModule, outputs, batch: dict, batch_idx: int) -> None:
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return  # between the parts of a step nothing can be resumed
-        if trainer.strategy.reduce_boolean_decision(self._asked is not None, all=False):
-            self.stopped_by = self._asked or "another process"
+        if trainer.strategy.reduce_boolean_decision(self.asked is not None, all=False):
+            self.stopped_by = self.asked or "another process"
             trainer.should_stop = True
 
     def teardown(self, trainer: Trainer, pl_module: DFMModule, stage: str) -> None:

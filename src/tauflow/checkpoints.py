@@ -5,7 +5,6 @@ A checkpoint is Lightning's, plus the entry "tauflow": {"format", "model", "task
 """
 
 import inspect
-import os
 import pickle
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -17,6 +16,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 
 from tauflow.errors import CheckpointError
+from tauflow.files import whole
 
 KEY = "tauflow"
 FORMAT = 1
@@ -29,18 +29,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         if "://" in str(path):  # object stores commit whole files by themselves
             return super().save_checkpoint(checkpoint, path, storage_options)
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.unfinished")  # one name, so that a killed run leaves at most one behind
-        try:
-            with open(unfinished, "wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
+        with whole(path) as file:
+            torch.save(checkpoint, file)
 
 
 def read(path: str | Path) -> dict[str, Any]:

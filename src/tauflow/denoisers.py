@@ -6,6 +6,7 @@ An Evaluation is one NFE. For a network that is split into hidden() and head() i
 that are read; for any other callable it holds the logits. Rows are float32, or float64 where the logits are.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,11 @@ from tauflow.errors import BadLogits
 from tauflow.sources import Source
 
 HALF = (torch.float16, torch.bfloat16)
+
+
+def take(values: Tensor, index: Tensor | slice) -> Tensor:
+    """values[index] along the first dimension; index_select is several times faster than indexing for few rows."""
+    return values.index_select(0, index) if isinstance(index, Tensor) else values[index]
 
 
 class Evaluation(ABC):
@@ -37,7 +43,7 @@ class Evaluation(ABC):
         if self.temperature != 1:
             logits = logits / self.temperature
         rows = logits.softmax(-1)
-        if rows.numel() and not rows[:, 0].isfinite().all():  # a NaN, +inf or a row of -inf makes the whole row NaN
+        if not math.isfinite(rows[:, 0].sum()):  # a NaN, +inf or a row of -inf makes the whole row NaN
             raise BadLogits("the denoiser returned NaN, +inf or only -inf logits for a coordinate")
         return rows
 
@@ -58,6 +64,11 @@ class Denoiser(ABC):
     @abstractmethod
     def evaluate(self, x: Tensor, t: Tensor) -> Evaluation: ...
 
+    @property
+    def device(self) -> torch.device:
+        """Where to sample unless told otherwise: where the parameters are, if there are any."""
+        return torch.device("cpu")
+
 
 class HiddenEvaluation(Evaluation):
     def __init__(self, head: Callable[[Tensor], Tensor], hidden: Tensor, num_tokens: int | None):
@@ -68,7 +79,7 @@ class HiddenEvaluation(Evaluation):
 
     @torch.no_grad()
     def logits(self, index):
-        return _drop_mask(self._head(self._hidden[index]), self._num_tokens)
+        return _drop_mask(self._head(take(self._hidden, index)), self._num_tokens)
 
 
 class SplitDenoiser(Denoiser):
@@ -82,6 +93,10 @@ class SplitDenoiser(Denoiser):
     def evaluate(self, x, t):
         return HiddenEvaluation(self.network.head, self.network.hidden(x, t), self.num_tokens)
 
+    @property
+    def device(self):
+        return _device_of(self.network)
+
 
 class LogitsEvaluation(Evaluation):
     def __init__(self, logits: Tensor):
@@ -89,7 +104,7 @@ class LogitsEvaluation(Evaluation):
         self._logits = logits.flatten(0, 1)  # (B * D, V)
 
     def logits(self, index):
-        return self._logits[index]
+        return take(self._logits, index)
 
 
 class CallableDenoiser(Denoiser):
@@ -105,6 +120,10 @@ class CallableDenoiser(Denoiser):
         if not isinstance(logits, Tensor) or logits.shape[:2] != x.shape or logits.ndim != 3:
             raise BadLogits(f"the denoiser must return logits of shape {(*x.shape, self.num_tokens)}, got {_shape_of(logits)}")
         return LogitsEvaluation(_drop_mask(logits, self.num_tokens))
+
+    @property
+    def device(self):
+        return _device_of(self.function)
 
 
 class GuidedEvaluation(Evaluation):
@@ -128,6 +147,10 @@ class GuidedDenoiser(Denoiser):
 
     def evaluate(self, x, t):
         return GuidedEvaluation(self.conditional.evaluate(x, t), self.unconditional.evaluate(x, t), self.weight)
+
+    @property
+    def device(self):
+        return self.conditional.device
 
 
 @dataclass
@@ -183,6 +206,12 @@ def _drop_mask(logits: Tensor, num_tokens: int | None) -> Tensor:
     if width == num_tokens + 1:
         return logits[..., :num_tokens]
     raise BadLogits(f"the denoiser returned {width} logits a coordinate, the source has {num_tokens} data tokens (or one more: the mask)")
+
+
+def _device_of(model) -> torch.device:
+    parameters = getattr(model, "parameters", None)
+    parameter = next(iter(parameters()), None) if callable(parameters) else None
+    return parameter.device if parameter is not None else torch.device("cpu")
 
 
 def _shape_of(value) -> str:

@@ -19,7 +19,7 @@ CLASSES: tuple[type, ...] = (
     DFMModule,
     TransformerConfig,
     *(cls for cls in vars(schedules).values() if isinstance(cls, type) and issubclass(cls, Schedule) and cls is not Schedule),
-    *(task for name in tasks.__all__ if (task := getattr(tasks, name)) is not tasks.Task),
+    *(task for name in tasks.__all__ if issubclass(task := getattr(tasks, name), tasks.Task) and task is not tasks.Task),
 )
 """The classes that a checkpoint may name."""
 
@@ -30,7 +30,7 @@ class Run:
     denoiser: Denoiser  # with the averaged weights
     source: Source
     schedule: Schedule
-    step: int  # optimizer steps the weights were trained for
+    step: int = 0  # optimizer steps the weights were trained for
 
 
 def load(path: str | Path, device: str | torch.device = "cpu", classes: Iterable[type] = ()) -> Run:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tauflow.denoisers import Denoiser, GuidedDenoiser, SplitDenoiser, denoiser_from
+from tauflow.denoisers import GuidedDenoiser, denoiser_from
 from tauflow.errors import SamplingError
 from tauflow.samplers import SAMPLERS, Result, Sampler
 from tauflow.samplers.base import Observer, Request, run
@@ -64,7 +64,7 @@ def sample(
     _require(temperature > 0, f"temperature must be above 0, got {temperature}; a small one such as 0.1 is nearly greedy")
     _require(len(shape) == 2 and min(shape) >= 1, f"shape must be (B, D) with both at least 1, got {tuple(shape)}")
     model = denoiser_from(denoiser, source)
-    device = torch.device(device) if device else _device_of(model)
+    device = torch.device(device) if device else model.device
     if guidance is not None:
         unconditional, weight = guidance
         model = GuidedDenoiser(model, denoiser_from(unconditional, source), weight)
@@ -124,13 +124,6 @@ def _checked_prompt(prompt, mask, shape: tuple[int, int], source: Source) -> tup
             f"the prompt holds {what}tokens outside 0 .. {source.num_tokens - 1}; leave unknown coordinates out with prompt_mask=False",
         )
     return prompt.long(), mask
-
-
-def _device_of(model: Denoiser) -> torch.device:
-    module = model.network if isinstance(model, SplitDenoiser) else getattr(model, "function", None)
-    parameters = getattr(module, "parameters", None)
-    parameter = next(iter(parameters()), None) if callable(parameters) else None
-    return parameter.device if parameter is not None else torch.device("cpu")
 
 
 def _require(condition: bool, message: str) -> None:

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tauflow.denoisers import Evaluation
+from tauflow.denoisers import Evaluation, take
 from tauflow.sources import Masked, Source
 
 JumpName = Literal["exponential", "one_event"]
@@ -37,7 +37,7 @@ class Term:
     def rates(self, index: Tensor | slice) -> Tensor:
         """c p(s) of the coordinates index (R,), 0 where the state then allowed no jump, (R, V)."""
         rows = self.evaluation.rows(index) * self.coefficient
-        return _only_jumps(rows, self.state.flatten()[index], self.source)
+        return _only_jumps(rows, take(self.state.flatten(), index), self.source)
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ def leap(terms: list[Term], x: Tensor, movable: Tensor, num_tokens: int, jump: J
     count = len(places)
     places = places[uniforms(count, generator, places.device) < candidate]
     result, moved, clamped, several, channels = x.clone().flatten(), 0, 0, 0.0, 0
-    for index in places.split(max(1, CHUNK // num_tokens)):
+    for index in places.split(max(1, CHUNK // num_tokens)) if len(places) else ():
         intensity, negative = intensities(terms, index, x, clamp)  # (R, V)
         total = intensity.sum(-1, dtype=precise(x.device))  # L, (R,)
         stay = torch.exp(-total)
         chance = -torch.expm1(-total) if jump == "exponential" else total * stay
-        moves = uniforms(len(index), generator, index.device) * candidate < chance
-        tokens = categorical(intensity[moves], generator)
-        result[index[moves]] = tokens
+        moves = (uniforms(len(index), generator, index.device) * candidate < chance).nonzero().squeeze(1)
+        tokens = categorical(intensity.index_select(0, moves), generator)
+        result[index.index_select(0, moves)] = tokens
         moved += len(tokens)
         clamped, channels = clamped + negative, channels + intensity.numel()
         several = several + (1 - stay - total * stay).sum() / candidate
@@ -103,7 +103,7 @@ def intensities(terms: list[Term], index: Tensor | slice, x: Tensor, clamp: Clam
         total.add_(term.rates(index))
     negative = (total < 0).sum().item() if len(terms) > 1 else 0
     total.clamp_(clamp.floor, clamp.ceiling)
-    return _only_jumps(total, x.flatten()[index], terms[0].source), negative
+    return _only_jumps(total, take(x.flatten(), index), terms[0].source), negative
 
 
 def _only_jumps(rows: Tensor, tokens: Tensor, source: Source) -> Tensor:

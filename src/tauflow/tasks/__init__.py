@@ -1,6 +1,6 @@
 """Tasks: data, what a sample is, and how good it is."""
 
-from tauflow.tasks.base import Task
+from tauflow.tasks.base import SampleMean, Task
 from tauflow.tasks.countdown import Countdown
 
-__all__ = ["Countdown", "Task"]
+__all__ = ["Countdown", "SampleMean", "Task"]

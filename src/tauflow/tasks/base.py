@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
 
 from tauflow.errors import SettingsError
 
@@ -37,11 +37,18 @@ class Task(LightningDataModule):
 
     @abstractmethod
     def sample_metrics(self) -> MetricCollection:
-        """Fresh metrics, fed with generated tokens (B, D) only."""
+        """Fresh metrics, fed with generated tokens (B, D) only; each computes (value, standard error over samples).
+
+        Make the collection with compute_groups=False: torchmetrics otherwise shares the state of metrics that agree on the first batch.
+        """
 
     @abstractmethod
     def show(self, tokens: Tensor) -> str:
-        """Generated tokens (B, D) as text for people."""
+        """Generated tokens (B, D) as text for people, with an empty line between samples."""
+
+    def prompt(self, text: str) -> tuple[Tensor, Tensor]:
+        """What is known of a sample, as the user wrote it: tokens (D,), and true (D,) where they are known."""
+        raise SettingsError(f"{type(self).__name__} has no prompts; leave --prompt out")
 
     def train_dataloader(self) -> DataLoader:
         trainer = self.trainer or Alone()
@@ -81,6 +88,37 @@ class Task(LightningDataModule):
             generator=torch.Generator(),  # else every pass over the data would move the global one
             worker_init_fn=_leave_stopping_to_the_trainer,
         )
+
+
+def standard_error(values: Tensor) -> Tensor:
+    """Of the mean of values (N,); one value says nothing about it."""
+    return values.std() / len(values) ** 0.5 if len(values) > 1 else torch.tensor(torch.nan)
+
+
+class SampleMean(Metric):
+    """Mean over samples of a number that each of them has, with its standard error. A final metric says which number."""
+
+    higher_is_better = False
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        for name in ("count", "total", "squares"):
+            self.add_state(name, torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
+
+    @abstractmethod
+    def of(self, tokens: Tensor) -> Tensor:
+        """The numbers (B,) of the samples tokens (B, D)."""
+
+    def update(self, tokens: Tensor) -> None:
+        values = self.of(tokens).double()
+        self.count += len(values)
+        self.total += values.sum()
+        self.squares += values.square().sum()
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        mean = self.total / self.count
+        variance = (self.squares / self.count - mean.square()).clamp(min=0) * self.count / (self.count - 1)
+        return mean, (variance / self.count).sqrt()
 
 
 class Alone:

@@ -13,7 +13,9 @@ from torchmetrics import Metric, MetricCollection
 
 from tauflow.errors import SettingsError
 from tauflow.seeds import seed_of
-from tauflow.tasks.base import Task
+from tauflow.tasks.base import SampleMean, Task, standard_error
+
+PER_LINE = 32  # values of a shown sample
 
 
 def successor(x, fresh):
@@ -87,17 +89,32 @@ class Countdown(Task):
                 "error_rate": TransitionErrorRate(self.values),
                 "sequence_error_rate": SequenceErrorRate(self.values),
                 "unigram_tv": UnigramTotalVariation(self.values),
-            }
+            },
+            compute_groups=False,
         )
 
     def show(self, tokens: Tensor) -> str:
-        """One line a sequence; `!` stands before a value that breaks the rule."""
-        width = len(str(self.values - 1))
+        """`!` stands before a value that breaks the rule."""
+        width = len(str(self.values)) + 1
         broken = torch.nn.functional.pad(violations(tokens, self.values), (1, 0))
-        return "\n".join(
-            " ".join(f"{'!' if bad else ''}{token}".rjust(width + 1) for token, bad in zip(row, bads, strict=True))
-            for row, bads in zip(tokens.tolist(), broken.tolist(), strict=True)
-        )
+        samples = []
+        for row, bads in zip(tokens.tolist(), broken.tolist(), strict=True):
+            words = [f"{'!' if bad else ''}{token}".rjust(width) for token, bad in zip(row, bads, strict=True)]
+            samples.append("\n".join(" ".join(words[i : i + PER_LINE]) for i in range(0, len(words), PER_LINE)))
+        return "\n\n".join(samples)
+
+    def prompt(self, text: str) -> tuple[Tensor, Tensor]:
+        """Values separated by blanks, from the beginning; `_` stands for one that is to be found: "31 30 _ 28"."""
+        words = text.split()
+        if len(words) > self.length:
+            raise SettingsError(f"the prompt has {len(words)} values, the model {self.length}; leave {len(words) - self.length} out")
+        if bad := [word for word in words if word != "_" and not (word.isdecimal() and int(word) < self.values)]:
+            raise SettingsError(f"a prompt of countdown holds values 0 to {self.values - 1} and _ for unknown ones, not {bad[0]!r}")
+        tokens, known = torch.zeros(self.length, dtype=torch.long), torch.zeros(self.length, dtype=torch.bool)
+        for place, word in enumerate(words):
+            if word != "_":
+                tokens[place], known[place] = int(word), True
+        return tokens, known
 
 
 class CountdownItems(Dataset):
@@ -131,39 +148,29 @@ def violations(tokens: Tensor, values: int) -> Tensor:
     return (successor(previous, following) != following) | foreign[:, :-1] | foreign[:, 1:]
 
 
-class TransitionErrorRate(Metric):
+class TransitionErrorRate(SampleMean):
     """Share of transitions that break the rule."""
-
-    higher_is_better = False
 
     def __init__(self, values: int, **kwargs):
         super().__init__(**kwargs)
         self.values = values
-        self.add_state("bad", torch.tensor(0), dist_reduce_fx="sum")
-        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
 
-    def _observe(self, bad: Tensor) -> None:
-        self.bad += bad.sum()
-        self.count += bad.numel()
-
-    def update(self, tokens: Tensor) -> None:
-        self._observe(violations(tokens, self.values))
-
-    def compute(self) -> Tensor:
-        return self.bad / self.count
+    def of(self, tokens: Tensor) -> Tensor:
+        return violations(tokens, self.values).double().mean(1)
 
 
 class SequenceErrorRate(TransitionErrorRate):
     """Share of sequences with at least one transition that breaks the rule."""
 
-    def update(self, tokens: Tensor) -> None:
-        self._observe(violations(tokens, self.values).any(dim=1))
+    def of(self, tokens: Tensor) -> Tensor:
+        return violations(tokens, self.values).any(1)
 
 
 class UnigramTotalVariation(Metric):
     """Total variation between the values seen at all coordinates and the stationary law of the chain.
 
-    Real sequences do not reach 0: they begin uniform and approach the stationary law over the first tens of coordinates.
+    Real sequences do not reach 0: they begin uniform and approach the stationary law over the first tens of coordinates. The standard
+    error is of first order: the distance is linear in the shares as long as none crosses the law.
     """
 
     higher_is_better = False
@@ -171,12 +178,16 @@ class UnigramTotalVariation(Metric):
     def __init__(self, values: int, **kwargs):
         super().__init__(**kwargs)
         self.values = values
-        self.add_state("seen", torch.zeros(values + 1, dtype=torch.long), dist_reduce_fx="sum")  # the last entry: masks and the like
+        self.add_state("shares", [], dist_reduce_fx="cat")
 
     def update(self, tokens: Tensor) -> None:
         foreign = (tokens < 0) | (tokens >= self.values)
-        self.seen += torch.bincount(tokens.masked_fill(foreign, self.values).flatten(), minlength=self.values + 1)
+        shares = torch.zeros(len(tokens), self.values + 1, device=tokens.device)  # the last column: masks and the like
+        ones = torch.full(tokens.shape, 1 / tokens.shape[1], device=tokens.device)
+        self.shares.append(shares.scatter_add_(1, tokens.masked_fill(foreign, self.values), ones))
 
-    def compute(self) -> Tensor:
-        law = torch.cat([stationary_law(self.values), torch.zeros(1)]).to(self.seen.device, torch.float32)
-        return (self.seen / self.seen.sum() - law).abs().sum() / 2
+    def compute(self) -> tuple[Tensor, Tensor]:
+        shares = (torch.cat(self.shares) if isinstance(self.shares, list) else self.shares).cpu().double()  # (N, V + 1)
+        difference = shares.mean(0) - torch.cat([stationary_law(self.values), torch.zeros(1)])
+        slopes = shares @ difference.sign() / 2  # what a sample adds to the distance, (N,)
+        return difference.abs().sum() / 2, standard_error(slopes)

@@ -1,12 +1,10 @@
-"""The command line: `python train.py`, configured by YAML files and flags that are the typed constructors themselves."""
+"""`python train.py`, configured by YAML files and flags that are the typed constructors themselves."""
 
 import difflib
 import inspect
 import logging
-import os
 import re
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 
@@ -20,11 +18,13 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tauflow.callbacks import Checkpoints, GracefulStop, Progress, Throughput
 from tauflow.checkpoints import KEY, AtomicCheckpointIO, describe, read, refuse_foreign_classes
 from tauflow.errors import CheckpointError, SettingsError, TauflowError
+from tauflow.files import refuse_unwritable
 from tauflow.module import DFMModule
+from tauflow.monitoring import SamplerEvaluation
 from tauflow.runs import CLASSES
 from tauflow.tasks import Task
 
-DEFAULT_CONFIG = Path(__file__).parents[2] / "configs" / "countdown.yaml"
+DEFAULT_CONFIG = Path(__file__).parents[3] / "configs" / "countdown.yaml"
 
 DESCRIPTION = f"""Train a discrete-flow-matching denoiser.
 
@@ -67,6 +67,7 @@ class TauflowCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--ckpt_path", type=str | None, default=None, help="Continue from this checkpoint, or from the newest: last.")
+        parser.add_lightning_class_args(SamplerEvaluation, "evaluation")
         parser.add_lightning_class_args(Checkpoints, "checkpoints")
         parser.link_arguments("data.num_tokens", "model.num_tokens", apply_on="instantiate")
         parser.link_arguments("data.seq_len", "model.seq_len", apply_on="instantiate")
@@ -91,7 +92,8 @@ class TauflowCLI(LightningCLI):
         if self.ckpt_path is not None:
             self.checkpoint = read(self.ckpt_path)
             _refuse_finished(self.checkpoint, self.ckpt_path, config)
-        _check_writable(self.ckpt_path.parent if self._continues_in_place() else root)
+        folder = self.ckpt_path.parent if self._continues_in_place() else root
+        refuse_unwritable(folder, "choose another folder with --trainer.default_root_dir")
 
     def _continues_in_place(self) -> bool:
         """A run's last checkpoint continues in its folder; any other one begins a new run."""
@@ -117,8 +119,6 @@ class TauflowCLI(LightningCLI):
             refuse_foreign_classes(self.checkpoint, (*CLASSES, *own), self.ckpt_path)
             _refuse_other_settings(self.checkpoint, self.ckpt_path, self.model, self.datamodule, self.trainer)
             self.checkpoint = None
-        if self.trainer.logger:
-            self.trainer.logger.log_hyperparams({"model": describe(self.model), "task": describe(self.datamodule)})
         self.trainer.fit(self.model, self.datamodule, ckpt_path=self.ckpt_path, weights_only=True)
 
 
@@ -179,6 +179,10 @@ def _conclude(cli: TauflowCLI) -> int:
     trainer = cli.trainer
     files = next(callback for callback in trainer.callbacks if isinstance(callback, Checkpoints))
     stopped_by = next(callback for callback in trainer.callbacks if isinstance(callback, GracefulStop)).stopped_by
+    evaluation = next(callback for callback in trainer.callbacks if isinstance(callback, SamplerEvaluation))
+    if trainer.is_global_zero and evaluation.table:
+        evaluation.table.print()
+        _say(f"samplers    {evaluation.folder}  (the tables above, samples, plot)")
     if files.best_step is not None:
         _say(f"best        {files.best_path}  ({files.monitor} {files.best_score:.5g} at step {files.best_step})")
     if files.last_path.exists() and not trainer.fast_dev_run:
@@ -224,14 +228,3 @@ def _refuse_other_settings(checkpoint: dict, path: Path, model: DFMModule, task:
         raise CheckpointError(
             f"{path} was trained with other settings ({'; '.join(wrong)}); continue it with its own: -c {path.parent}/config.yaml"
         )
-
-
-def _check_writable(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".writable."):
-            pass
-    except OSError as error:
-        raise TauflowError(
-            f"cannot write to {folder} ({os.strerror(error.errno)}); choose another folder with --trainer.default_root_dir"
-        ) from None

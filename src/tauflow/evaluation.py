@@ -1,0 +1,370 @@
+"""evaluate: every sampler at every budget on one run, measured by the task's own metrics.
+
+Samples are drawn in batches, and batch i has a seed of its own, made of (seed, i): so every sampler begins from the same x_0, and the
+samples do not depend on how many devices share the batches. Inside a process group (Lightning's DDP, in training or in sample.py) each
+rank takes every world_size-th batch; metrics are reduced by torchmetrics, and the counts are those of all ranks.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import MetricCollection
+
+from tauflow.denoisers import Denoiser, Evaluation
+from tauflow.errors import SamplingError
+from tauflow.runs import Run
+from tauflow.samplers import SAMPLERS, Result, Sampler, StepInfo
+from tauflow.sampling import sample, sampler_from
+from tauflow.seeds import seed_of
+from tauflow.tables import Cell, Measured, Table
+from tauflow.tasks.base import Task
+
+SETS = {
+    "all": list(SAMPLERS),
+    "paper": ["euler", "tweedie", "theta_rk2", "theta_trapezoidal", "fhs", "ho_fhs", "tr_cie", "tr_cie_paper"],
+    "ablation": ["euler", "euler_tau_grid", "tr", "cie", "tr_cie", "tr_cie_exact"],
+}
+"""Samplers by the name of a set; members that do not support the source are left out, and said so."""
+
+OPTIONS = ("grid", "jump", "cutoff", "finish", "eps_0", "ceiling", "theta")
+"""Options of tauflow.sample that belong to a sampler."""
+
+Samplers = str | Sequence[str] | Mapping[str, Sampler]
+
+
+def evaluate(
+    run: Run,
+    samplers: Samplers = "tr_cie",
+    nfes: Sequence[int] = (32,),
+    num_samples: int = 256,
+    *,
+    batch_size: int = 64,
+    seed: int = 0,
+    show: int = 4,
+    device: str | torch.device | None = None,
+    progress: Any = False,
+    keep_going: bool = False,
+    until: Callable[[], str] | None = None,
+    done: Iterable[Cell] = (),
+    on_cell: Callable[[Table], None] | None = None,
+    settings: dict[str, Any] | None = None,
+    **options,
+) -> Table:
+    """Samples with every sampler at every budget and measures them with the task's metrics.
+
+    Args:
+        run: task, denoiser, source and schedule: from `tauflow.load`, or your own `tauflow.Run`.
+        samplers: names (a list, or separated by commas), a set (all, paper, ablation), or {name: Sampler}.
+        nfes: budgets of evaluations.
+        num_samples: samples of each cell, over all devices.
+        batch_size: samples drawn together. It is the unit that devices share, and part of what makes a sample: each batch has its seed.
+        seed: of all samples; every sampler begins from the same x_0.
+        show: how many samples of each cell to keep.
+        device: where the denoiser is; by default where its parameters are.
+        progress: true for a progress bar of its own, or a rich.progress.Progress to add one to.
+        keep_going: note a sampler that fails in its cell and go on; else raise.
+        until: asked before each cell for a reason to stop; the remaining cells are noted as skipped for that reason.
+        done: cells of an earlier call that need not be made again.
+        on_cell: called with the table so far after each cell, on every rank.
+        settings: kept in the table, for the record.
+        options: of `tauflow.sample`: grid, jump, cutoff, finish, eps_0, ceiling, theta go to the samplers that have them; temperature,
+            guidance, dense, and prompt with prompt_mask (D,) to all.
+    """
+    samplers, notes = choose_samplers(samplers, run, **{name: options.pop(name, None) for name in OPTIONS})
+    nfes = check(run, samplers, nfes, num_samples, batch_size, options.get("temperature", 1.0))
+    finished = {(cell.sampler, cell.nfe): cell for cell in done if not cell.problem}
+    metrics = run.task.sample_metrics()
+    higher = {name: bool(metric.higher_is_better) for name, metric in metrics.items()}
+    table = Table([], higher, reference(run.task, num_samples), settings or {}, notes)
+    batches = Batches(num_samples, batch_size, seed)
+    with _progress(progress) as bar:
+        todo = [(name, nfe) for nfe in nfes for name in samplers if (name, nfe) not in finished]
+        task = bar.add_task("sampling", total=len(todo) * len(batches.mine())) if bar else None
+        for nfe in nfes:
+            for name, sampler in samplers.items():
+                cell = finished.get((name, nfe))
+                if cell is None:
+                    if bar:
+                        bar.update(task, description=f"sampling {name}, NFE {nfe}")
+                    advance = (lambda: bar.advance(task)) if bar else (lambda: None)
+                    reason = until() if until else ""
+                    if _max(float(bool(reason))):
+                        cell = Cell(name, nfe, problem=f"skipped: {reason or 'stopped on another device'}")
+                    else:
+                        cell = _cell(run, name, sampler, nfe, batches, metrics, show, device, keep_going, advance, options)
+                table.cells.append(cell)
+                if on_cell:
+                    on_cell(table)
+        if bar:
+            bar.remove_task(task)
+    return table
+
+
+def choose_samplers(samplers: Samplers, run: Run, **options) -> tuple[dict[str, Sampler], list[str]]:
+    """Samplers by name with the options they have, and notes on what was left out; refuses one that does not support the run's source."""
+    if isinstance(samplers, Mapping):
+        chosen, names = dict(samplers), []
+    else:
+        names = samplers.split(",") if isinstance(samplers, str) else list(samplers)
+        names, chosen = [name.strip().lower().replace("-", "_") for name in names], {}
+    given = {name: value for name, value in options.items() if value is not None}
+    source, notes = type(run.source).__name__.lower(), []
+    for name in names:
+        for member in SETS.get(name, [name]):
+            sampler = sampler_from(member)
+            if name in SETS and not isinstance(run.source, sampler.sources):
+                notes.append(f"{member} is left out: it does not support the {source} source of this model")
+            else:
+                chosen.setdefault(member, sampler)
+    if not chosen:
+        raise SamplingError(f"no samplers to evaluate; name some of {', '.join(SAMPLERS)}, or a set: {', '.join(SETS)}")
+    for name, sampler in chosen.items():
+        if not isinstance(run.source, sampler.sources):
+            others = [other for other in SAMPLERS if isinstance(run.source, sampler_from(other).sources)]
+            raise SamplingError(f"{name} does not support the {source} source of this model; try one of {', '.join(others)}")
+        fields = {item.name for item in dataclasses.fields(sampler)}
+        chosen[name] = sampler_from(sampler, **{option: value for option, value in given.items() if option in fields})
+    for option, value in given.items():
+        without = [name for name, sampler in chosen.items() if option not in {item.name for item in dataclasses.fields(sampler)}]
+        if len(without) == len(chosen):
+            raise SamplingError(f"none of {', '.join(chosen)} has the option {option}; leave {option}={value} out")
+        if without:
+            notes.append(f"{option}={value} does not apply to {', '.join(without)}")
+    return chosen, list(dict.fromkeys(notes))
+
+
+def check(
+    run: Run, samplers: dict[str, Sampler], nfes: Sequence[int], num_samples: int, batch_size: int, temperature: float = 1.0
+) -> list[int]:
+    """The budgets in order; refuses, before any work, what cannot be done."""
+    if temperature <= 0:
+        raise SamplingError(f"temperature must be above 0, got {temperature}; a small one such as 0.1 is nearly greedy")
+    if num_samples < 1 or batch_size < 1 or not nfes:
+        raise SamplingError(f"need num_samples >= 1, batch_size >= 1 and a budget, got {num_samples}, {batch_size} and {list(nfes)}")
+    for nfe in nfes:
+        if not isinstance(nfe, int) or nfe < 1:
+            raise SamplingError(f"nfe must be a whole number of at least 1, got {nfe!r}")
+        for name, sampler in samplers.items():
+            try:
+                sampler.plan(nfe, run.schedule, run.task.seq_len)
+            except SamplingError as error:
+                raise SamplingError(f"{name} at NFE {nfe}: {error}") from None
+    return sorted(set(nfes))
+
+
+def reference(task: Task, count: int) -> dict[str, Measured]:
+    """The task's metrics of real validation items."""
+    if not hasattr(task, "val_data"):
+        task.setup("validate")
+    metrics = task.sample_metrics()
+    for metric in metrics.values():
+        metric.sync_on_compute = False  # every rank looks at all of them
+    tokens = [item["tokens"] for item in task.val_data.__getitems__(list(range(min(count, len(task.val_data)))))]
+    metrics.update(torch.stack(tokens))
+    return {name: Measured(float(value), float(error)) for name, (value, error) in metrics.compute().items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+    """The samples of a cell: batch i holds `size(i)` of them and has `seed_for(i)`."""
+
+    num_samples: int
+    batch_size: int
+    seed: int
+
+    def mine(self) -> range:
+        """The batches of this rank."""
+        return range(_rank(), -(-self.num_samples // self.batch_size), _world_size())
+
+    def size(self, i: int) -> int:
+        return min(self.batch_size, self.num_samples - i * self.batch_size)
+
+    def seed_for(self, i: int) -> int:
+        return seed_of("evaluation", self.seed, i)
+
+
+def _cell(
+    run: Run,
+    name: str,
+    sampler: Sampler,
+    nfe: int,
+    batches: Batches,
+    metrics: MetricCollection,
+    show: int,
+    device: str | torch.device | None,
+    keep_going: bool,
+    advance: Callable[[], None],
+    options: dict[str, Any],
+) -> Cell:
+    home = torch.device("cuda", torch.cuda.current_device()) if _backend() == "nccl" else torch.device("cpu")
+    metrics = metrics.to(home)
+    metrics.reset()
+    counts, largest, problem, first = Counts(), 0, "", None
+    timed = TimedDenoiser(run.denoiser)
+    try:
+        metrics.update(torch.zeros(0, run.task.seq_len, dtype=torch.long, device=home))  # a rank without samples takes part too
+        for i in batches.mine():
+            shape = (batches.size(i), run.task.seq_len)
+            states: list[Tensor] = []
+            begin, before = _now(), timed.seconds
+            result = sample(
+                timed,
+                run.source,
+                run.schedule,
+                shape,
+                sampler,
+                nfe,
+                seed=batches.seed_for(i),
+                device=device,
+                observer=(lambda info, state, states=states: states.append(state.x[0].cpu())) if i == 0 else None,
+                **_spread(options, shape),
+            )
+            counts = counts.plus(shape[0], _now() - begin, timed.seconds - before, result)
+            largest = max(largest, result.nfe)
+            metrics.update(result.tokens.to(home))
+            if i == 0:
+                x_0 = run.source.sample(shape, torch.Generator().manual_seed(batches.seed_for(0)))[0]
+                first = (result, torch.stack([x_0, *states, result.tokens[0].cpu()]))
+            advance()
+    except Exception as error:
+        if not keep_going and _world_size() == 1:
+            raise
+        problem = f"failed: {type(error).__name__}: {error}"
+    if _max(float(bool(problem))):
+        problem = problem or "failed: on another device"
+        if not keep_going:
+            raise SamplingError(f"{name} at NFE {nfe} {problem}")
+        return Cell(name, nfe, problem=problem)
+    measured = {key: Measured(float(value), float(error)) for key, (value, error) in metrics.compute().items()}
+    counts = counts.over_ranks()
+    return Cell(
+        sampler=name,
+        nfe=nfe,
+        samples=int(counts.samples),
+        counted_nfe=int(_max(largest)),
+        seconds=counts.seconds,
+        network_seconds=counts.network_seconds,
+        metrics=measured,
+        jumped=counts.jumped / counts.samples,
+        clamped=counts.clamped / counts.samples,
+        several_events=counts.several / counts.samples,
+        leftover_masks=counts.leftover / counts.samples,
+        settings={"class": type(sampler).__name__, **dataclasses.asdict(sampler)},
+        shown=first[0].tokens[:show].tolist() if first else [],
+        states=first[1] if first else None,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """Sums over the samples of a cell."""
+
+    samples: float = 0.0
+    seconds: float = 0.0
+    network_seconds: float = 0.0
+    jumped: float = 0.0
+    clamped: float = 0.0
+    several: float = 0.0
+    leftover: float = 0.0
+
+    def plus(self, samples: int, seconds: float, network_seconds: float, result: Result) -> "Counts":
+        steps: list[StepInfo] = result.info.steps
+        shares = [sum(getattr(step, name) for step in steps) / max(1, len(steps)) for name in ("moved", "clamped", "several")]
+        new = (samples, seconds, network_seconds, *(samples * share for share in (*shares, result.info.leftover_masks)))
+        return Counts(*(old + more for old, more in zip(dataclasses.astuple(self), new, strict=True)))
+
+    def over_ranks(self) -> "Counts":
+        return Counts(*_reduce(dataclasses.astuple(self), "SUM"))
+
+
+class TimedDenoiser(Denoiser):
+    """Sums up the time spent in the network, the head on single rows included."""
+
+    def __init__(self, denoiser: Denoiser):
+        self.denoiser = denoiser
+        self.forwards = denoiser.forwards
+        self.seconds = 0.0
+
+    def evaluate(self, x, t):
+        with self.clock():
+            return TimedEvaluation(self.denoiser.evaluate(x, t), self)
+
+    @property
+    def device(self):
+        return self.denoiser.device
+
+    @contextmanager
+    def clock(self):
+        begin = _now()
+        yield
+        self.seconds += _now() - begin
+
+
+class TimedEvaluation(Evaluation):
+    def __init__(self, evaluation: Evaluation, timer: TimedDenoiser):
+        self.shape = evaluation.shape
+        self._evaluation, self._timer = evaluation, timer
+
+    def logits(self, index):
+        with self._timer.clock():
+            return self._evaluation.logits(index)
+
+
+def _spread(options: dict[str, Any], shape: tuple[int, int]) -> dict[str, Any]:
+    """A prompt (D,) holds for every sample of a batch."""
+    prompts = {name: options[name].expand(shape) for name in ("prompt", "prompt_mask") if options.get(name) is not None}
+    return options | prompts
+
+
+@contextmanager
+def _progress(progress: Any):
+    if progress is not True:
+        yield progress or None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    if _rank():
+        yield None
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("batches"), TimeRemainingColumn()
+    with Progress(*columns) as bar:
+        yield bar
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # work is queued: wait for what is timed
+    return time.perf_counter()
+
+
+# The process group, if there is one
+
+
+def _backend() -> str:
+    distributed = torch.distributed
+    return distributed.get_backend() if distributed.is_available() and distributed.is_initialized() else ""
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if _backend() else 0
+
+
+def _world_size() -> int:
+    return torch.distributed.get_world_size() if _backend() else 1
+
+
+def _reduce(values: Iterable[float], operation: str) -> list[float]:
+    device = "cuda" if _backend() == "nccl" else "cpu"
+    tensor = torch.tensor(list(values), dtype=torch.float64, device=device)
+    if _backend():
+        torch.distributed.all_reduce(tensor, getattr(torch.distributed.ReduceOp, operation))
+    return tensor.tolist()
+
+
+def _max(value: float) -> float:
+    return _reduce([value], "MAX")[0]

@@ -1,0 +1,42 @@
+"""Files that are written whole or not at all."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from tauflow.errors import TauflowError
+
+
+@contextmanager
+def whole(path: str | Path) -> Iterator[BinaryIO]:
+    """A file to write to that takes the place of `path` only when it is complete: a killed process leaves the old file or the new one."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.unfinished")  # one name, so that a killed process leaves at most one behind
+    try:
+        with open(unfinished, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def write(path: str | Path, text: str) -> None:
+    with whole(path) as file:
+        file.write(text.encode())
+
+
+def refuse_unwritable(folder: Path, advice: str) -> None:
+    """Makes the folder and tries to write there, before any work is done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".writable."):
+            pass
+    except OSError as error:
+        raise TauflowError(f"cannot write to {folder} ({os.strerror(error.errno)}); {advice}") from None
