@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from oracles import countdown_posterior
 import tauflow
 from tauflow.errors import SamplingError
 from tauflow.evaluation import SETS
-from tauflow.tables import Table
+from tauflow.tables import Cell, Measured, Table
 
 LENGTH, VALUES = 12, 5
 
@@ -168,6 +169,8 @@ def test_a_prompt_holds_in_every_sample():
         ({"samplers": "fhs"}, "fhs does not support the uniform source of this model; try one of euler"),
         ({"samplers": "eulr"}, "unknown sampler 'eulr'; known samplers: euler"),
         ({"samplers": ""}, "unknown sampler ''"),
+        ({"nfes": [2.5]}, "whole number of at least 1, got 2.5"),
+        ({"temperature": math.nan}, "temperature must be above 0"),
         ({"nfes": [0]}, "whole number of at least 1"),
         ({"nfes": []}, "a budget"),
         ({"num_samples": 0}, "num_samples >= 1"),
@@ -184,13 +187,13 @@ def test_bad_requests_are_refused_before_any_work(arguments, message):
 
 def test_table_as_markdown_csv_json_and_plot(table, tmp_path):
     markdown = table.to_markdown()
-    best = table.best("error_rate", 8)
+    (best,) = table.best("error_rate", 8)
     assert f"| {best} |" in markdown
     assert f"**{table.measured('error_rate', best, 8)}**" in markdown
     assert min(table.measured("error_rate", name, 8).value for name in table.samplers) == table.measured("error_rate", best, 8).value
     lines = table.to_csv().splitlines()
     assert len(lines) == 1 + 6 * 3 + 3
-    assert lines[0].startswith("sampler,nfe,counted_nfe,samples,seconds")
+    assert lines[0].startswith("sampler,nfe,counted_nfe,forwards,samples,seconds")
     again = Table.from_json(table.to_json())
     assert again.to_csv() == table.to_csv()
     assert again.versions["torch"] == torch.__version__.split("+")[0] or again.versions["torch"] == torch.__version__
@@ -210,6 +213,31 @@ def test_one_sample_has_no_standard_error_and_json_says_null():
     assert json.loads(table.to_json())["cells"][0]["metrics"]["error_rate"]["standard_error"] is None
     assert math.isnan(Table.from_json(table.to_json()).measured("error_rate", "tr_cie", 4).standard_error)
     table.plot()
+
+
+def test_guidance_is_counted_and_timed():
+    """Two forwards an evaluation, and the time of both models is the network's."""
+    run = exact_run()
+
+    class Slow(Posterior):
+        def evaluate(self, x, t):
+            time.sleep(0.02)
+            return super().evaluate(x, t)
+
+    table = tauflow.evaluate(run, "tr_cie", [4], 2, guidance=(Slow(run.source), 1.5))
+    (cell,) = table.cells
+    assert (cell.counted_nfe, cell.forwards) == (4, 8)
+    assert cell.network_seconds > 4 * 0.02
+
+
+def test_best_ignores_what_is_no_number_and_ties_of_all():
+    def table(*values):
+        cells = [Cell(f"s{n}", 4, metrics={"m": Measured(value, 0.1)}) for n, value in enumerate(values)]
+        return Table(cells, {"m": False})
+
+    assert table(math.nan, 0.2, 0.1).best("m", 4) == ["s2"]
+    assert table(0.1, 0.1, 0.2).best("m", 4) == ["s0", "s1"]
+    assert table(1.0, 1.0).best("m", 4) == []
 
 
 def test_evaluation_leaves_the_global_generator_alone():

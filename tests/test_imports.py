@@ -21,7 +21,7 @@ ALLOWED = {
     "losses": {"schedules", "sources"},
     "denoisers": {"errors", "sources"},
     "samplers.grids": {"schedules"},
-    "samplers.leap": {"denoisers", "sources"},
+    "samplers.leap": {"errors", "denoisers", "sources"},
     "samplers.base": {"errors", "denoisers", "schedules", "sources", "samplers.grids", "samplers.leap"},
     "samplers.leaping": {"errors", "samplers.base", "samplers.grids", "samplers.leap"},
     "samplers.tweedie": {"sources", "samplers.base", "samplers.leap", "samplers.leaping"},
@@ -40,7 +40,16 @@ ALLOWED = {
     "monitoring": {
         *("errors", "callbacks", "checkpoints", "evaluation", "module", "plots", "runs", "tables", "heavy"),
     },
+    "ngrams": {"errors"},
+    "judges": {"errors", "ngrams", "heavy"},
     "tasks.base": {"errors", "seeds", "heavy"},
+    "tasks.corpus": {"errors", "seeds", "heavy"},
+    "tasks.vocabulary": {"errors", "heavy"},
+    "tasks.blocks": {"errors", "seeds", "tasks.corpus", "tasks.vocabulary", "heavy"},
+    "tasks.statistics": {"errors", "files", "ngrams"},
+    "tasks.text": {
+        *("errors", "files", "judges", "tasks.base", "tasks.blocks", "tasks.corpus", "tasks.statistics", "tasks.vocabulary", "heavy"),
+    },
     "tasks.countdown": {"errors", "seeds", "tasks.base", "heavy"},
     "module": {
         *("errors", "seeds", "schedules", "sources", "paths", "losses", "networks", "denoisers", "ema", "checkpoints", "heavy"),

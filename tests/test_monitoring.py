@@ -150,6 +150,29 @@ def test_a_failing_sampler_is_named_and_changes_nothing(tmp_path, monkeypatch):
     assert math.isnan(broken.trainer.callback_metrics["sampling/error_rate/broken/nfe_2"])
 
 
+@pytest.mark.parametrize("part", ["compute", "reference", "save"])
+def test_whatever_fails_in_an_evaluation_training_goes_on(tmp_path, monkeypatch, part):
+    def fail(*args, **kwargs):
+        raise OSError("no space left")
+
+    where = {
+        "compute": "tauflow.tasks.countdown.TransitionErrorRate.compute",
+        "reference": "tauflow.evaluation.reference",
+        "save": "tauflow.tables.Table.save",
+    }
+    monkeypatch.setattr(where[part], fail)
+    if part == "reference":
+        cli = in_process(tmp_path)
+        assert (
+            "there are no numbers of real data: OSError: no space left"
+            in (tmp_path / "version_0" / "evaluation" / "results.md").read_text()
+        )
+    else:
+        with pytest.warns(UserWarning, match="failed: OSError: no space left"):
+            cli = in_process(tmp_path)
+    assert cli.trainer.global_step == 16
+
+
 def test_the_time_budget_is_kept_and_said(tmp_path):
     with pytest.warns(UserWarning, match="euler at NFE 2 skipped: the 1e-09 seconds of the evaluation were spent"):
         cli = in_process(tmp_path, "--evaluation.max_seconds=1e-9")
@@ -158,10 +181,13 @@ def test_the_time_budget_is_kept_and_said(tmp_path):
 
 
 def test_every_n_validations_and_the_last(tmp_path):
-    """Three validations, evaluation at every second and at the last; where nothing is measured the monitor has no value."""
-    cli = in_process(tmp_path, "--trainer.max_steps=24", "--evaluation.every_n_validations=2", "--evaluation.nfes=[2]")
-    assert [step for step, _ in read_scalars(tmp_path / "version_0" / "euler")["error_rate/nfe_2"]] == [16, 24]
-    assert cli.trainer.callback_metrics["sampling/error_rate/euler/nfe_2"].isfinite()
+    """Validations at 8, 16 and 24, the end at 28: evaluation at the first, the third and the end; monitors find a value at each."""
+    stopping = "--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStopping"  # stops at once where its monitor is NaN
+    monitor = "--trainer.callbacks.monitor=sampling/error_rate/euler/nfe_2"
+    args = ["--trainer.max_steps=28", "--evaluation.every_n_validations=2", "--evaluation.nfes=[2]", stopping, monitor]
+    cli = in_process(tmp_path, *args, "--trainer.callbacks.patience=9")
+    assert [step for step, _ in read_scalars(tmp_path / "version_0" / "euler")["error_rate/nfe_2"]] == [8, 24, 28]
+    assert cli.trainer.global_step == 28
 
 
 def test_a_resumed_run_goes_on_with_its_curves(watched, tmp_path):

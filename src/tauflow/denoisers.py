@@ -30,6 +30,7 @@ class Evaluation(ABC):
 
     shape: tuple[int, int]  # (B, D)
     temperature: float = 1.0
+    t: Tensor | None = None  # (B,) when it was made
 
     @abstractmethod
     def logits(self, index: Tensor | slice) -> Tensor:
@@ -39,12 +40,14 @@ class Evaluation(ABC):
     def rows(self, index: Tensor | slice) -> Tensor:
         """Posterior rows (R, V) of the coordinates index (R,)."""
         logits = self.logits(index)
+        if not logits.is_floating_point():
+            raise BadLogits(f"the denoiser returned {logits.dtype} for logits; return floating-point numbers")
         logits = logits.float() if logits.dtype in HALF else logits
         if self.temperature != 1:
             logits = logits / self.temperature
         rows = logits.softmax(-1)
         if not math.isfinite(rows[:, 0].sum()):  # a NaN, +inf or a row of -inf makes the whole row NaN
-            raise BadLogits("the denoiser returned NaN, +inf or only -inf logits for a coordinate")
+            raise BadLogits("the denoiser returned NaN, +inf or only -inf logits for a coordinate", self.t)
         return rows
 
     def at(self, index: Tensor, tokens: Tensor) -> Tensor:
@@ -135,11 +138,19 @@ class GuidedEvaluation(Evaluation):
         first, second = (part.logits(index) for part in (self._conditional, self._unconditional))
         first, second = (part.float() if part.dtype in HALF else part for part in (first, second))
         first, second = first.log_softmax(-1), second.log_softmax(-1)
-        return torch.where(first == second, first, second + self._weight * (first - second))  # -inf on both sides stays -inf
+        if self._weight == 0:
+            return second
+        impossible = torch.full_like(first, -torch.inf)
+        mixed = torch.where(first == -torch.inf, impossible, second + self._weight * (first - second))
+        return torch.where(second == -torch.inf, first if self._weight >= 1 else impossible, mixed)
 
 
 class GuidedDenoiser(Denoiser):
-    """ln p = ln p_unconditional + weight (ln p_conditional - ln p_unconditional), renormalised: weight 1 is no guidance, more is more."""
+    """ln p = ln p_unconditional + weight (ln p_conditional - ln p_unconditional), renormalised: weight 1 is no guidance, more is more.
+
+    A token that is impossible under the condition stays so. One that is impossible without it has no finite guidance: it keeps its
+    conditional log-probability (weight >= 1), or is impossible (less).
+    """
 
     def __init__(self, conditional: Denoiser, unconditional: Denoiser, weight: float):
         self.conditional, self.unconditional, self.weight = conditional, unconditional, weight
@@ -164,13 +175,18 @@ class CountingDenoiser(Denoiser):
     def evaluate(self, x, t):
         self.evaluations += 1
         evaluation = self.denoiser.evaluate(x, t)
-        evaluation.temperature = self.temperature
+        evaluation.temperature, evaluation.t = self.temperature, t
         return evaluation
 
 
 def denoiser_from(model, source: Source) -> Denoiser:
     """A Denoiser from itself, a network with hidden() and head(), or any callable (x, t) -> logits."""
     if isinstance(model, Denoiser):
+        width = getattr(model, "num_tokens", None)
+        if width not in (None, source.num_tokens):
+            raise BadLogits(
+                f"the denoiser is made for {width} data tokens, the source has {source.num_tokens}; give the source of its training"
+            )
         return model
     if hasattr(model, "hidden") and hasattr(model, "head"):
         return SplitDenoiser(model, source.num_tokens)
@@ -182,7 +198,7 @@ def denoiser_from(model, source: Source) -> Denoiser:
 
 def from_probabilities(model: Callable) -> Callable[[Tensor, Tensor], Tensor]:
     """Adapter for models that return probabilities, such as a ModelWrapper of the flow_matching package: `from_probabilities(model)`."""
-    return lambda x, t: model(x=x, t=t).log()
+    return _like(model, lambda x, t: model(x=x, t=t).log())
 
 
 def from_masked_lm(model: nn.Module, tokens: Tensor, mask_token_id: int) -> Callable[[Tensor, Tensor], Tensor]:
@@ -196,7 +212,7 @@ def from_masked_lm(model: nn.Module, tokens: Tensor, mask_token_id: int) -> Call
         ids = torch.cat([tokens, tokens.new_tensor([mask_token_id])]).to(x.device)
         return model(input_ids=ids[x]).logits[..., ids[:-1]]
 
-    return function
+    return _like(model, function)
 
 
 def _drop_mask(logits: Tensor, num_tokens: int | None) -> Tensor:
@@ -206,6 +222,13 @@ def _drop_mask(logits: Tensor, num_tokens: int | None) -> Tensor:
     if width == num_tokens + 1:
         return logits[..., :num_tokens]
     raise BadLogits(f"the denoiser returned {width} logits a coordinate, the source has {num_tokens} data tokens (or one more: the mask)")
+
+
+def _like(model, function: Callable) -> Callable:
+    """The function, with the model's parameters: so its device is known."""
+    if hasattr(model, "parameters"):
+        function.parameters = model.parameters
+    return function
 
 
 def _device_of(model) -> torch.device:

@@ -22,4 +22,8 @@ class SamplingError(TauflowError, ValueError):
 
 
 class BadLogits(SamplingError):
-    """The denoiser returned something that is not a posterior."""
+    """The denoiser returned something that is not a posterior; `t` (B,) is when, if known."""
+
+    def __init__(self, message: str, t=None):
+        super().__init__(message)
+        self.t = t

@@ -7,6 +7,7 @@ rank takes every world_size-th batch; metrics are reduced by torchmetrics, and t
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,11 +16,11 @@ import torch
 from torch import Tensor
 from torchmetrics import MetricCollection
 
-from tauflow.denoisers import Denoiser, Evaluation
+from tauflow.denoisers import Denoiser, Evaluation, denoiser_from
 from tauflow.errors import SamplingError
 from tauflow.runs import Run
 from tauflow.samplers import SAMPLERS, Result, Sampler, StepInfo
-from tauflow.sampling import sample, sampler_from
+from tauflow.sampling import OPTIONS, budget, check_temperature, sample, sampler_from
 from tauflow.seeds import seed_of
 from tauflow.tables import Cell, Measured, Table
 from tauflow.tasks.base import Task
@@ -31,10 +32,8 @@ SETS = {
 }
 """Samplers by the name of a set; members that do not support the source are left out, and said so."""
 
-OPTIONS = ("grid", "jump", "cutoff", "finish", "eps_0", "ceiling", "theta")
-"""Options of tauflow.sample that belong to a sampler."""
-
-Samplers = str | Sequence[str] | Mapping[str, Sampler]
+Samplers = str | Sequence[str] | Mapping[str, Sampler | str]
+CONDITIONS = ("temperature", "guidance", "dense", "prompt", "prompt_mask")  # options of tauflow.sample that hold for all samplers
 
 
 def evaluate(
@@ -64,7 +63,7 @@ def evaluate(
         num_samples: samples of each cell, over all devices.
         batch_size: samples drawn together. It is the unit that devices share, and part of what makes a sample: each batch has its seed.
         seed: of all samples; every sampler begins from the same x_0.
-        show: how many samples of each cell to keep.
+        show: how many samples of each cell to keep, from the first batch.
         device: where the denoiser is; by default where its parameters are.
         progress: true for a progress bar of its own, or a rich.progress.Progress to add one to.
         keep_going: note a sampler that fails in its cell and go on; else raise.
@@ -76,39 +75,45 @@ def evaluate(
             guidance, dense, and prompt with prompt_mask (D,) to all.
     """
     samplers, notes = choose_samplers(samplers, run, **{name: options.pop(name, None) for name in OPTIONS})
+    if unknown := [name for name in options if name not in CONDITIONS]:
+        raise TypeError(f"evaluate has no option {unknown[0]!r}; those of samplers are {', '.join((*OPTIONS, *CONDITIONS))}")
     nfes = check(run, samplers, nfes, num_samples, batch_size, options.get("temperature", 1.0))
-    finished = {(cell.sampler, cell.nfe): cell for cell in done if not cell.problem}
     metrics = run.task.sample_metrics()
-    higher = {name: bool(metric.higher_is_better) for name, metric in metrics.items()}
-    table = Table([], higher, reference(run.task, num_samples), settings or {}, notes)
+    names = sorted(metrics, key=lambda name: name != run.task.headline)  # the headline first
+    higher = {name: bool(metrics[name].higher_is_better) for name in names}
+    order = [(name, nfe) for nfe in nfes for name in samplers]
+    cells = {(cell.sampler, cell.nfe): cell for cell in done if not cell.problem and (cell.sampler, cell.nfe) in order}
+    todo = [key for key in order if key not in cells]
     batches = Batches(num_samples, batch_size, seed)
+    if batches.count < _world_size() and _rank() == 0:
+        warnings.warn(f"{batches.count} batches of samples leave devices idle; lower batch_size to use all {_world_size()}", stacklevel=2)
+
+    def table() -> Table:
+        return Table([cells[key] for key in order if key in cells], higher, real, settings or {}, notes)
+
+    real, notes = _reference(run.task, num_samples, notes, keep_going)
     with _progress(progress) as bar:
-        todo = [(name, nfe) for nfe in nfes for name in samplers if (name, nfe) not in finished]
         task = bar.add_task("sampling", total=len(todo) * len(batches.mine())) if bar else None
-        for nfe in nfes:
-            for name, sampler in samplers.items():
-                cell = finished.get((name, nfe))
-                if cell is None:
-                    if bar:
-                        bar.update(task, description=f"sampling {name}, NFE {nfe}")
-                    advance = (lambda: bar.advance(task)) if bar else (lambda: None)
-                    reason = until() if until else ""
-                    if _max(float(bool(reason))):
-                        cell = Cell(name, nfe, problem=f"skipped: {reason or 'stopped on another device'}")
-                    else:
-                        cell = _cell(run, name, sampler, nfe, batches, metrics, show, device, keep_going, advance, options)
-                table.cells.append(cell)
-                if on_cell:
-                    on_cell(table)
+        for name, nfe in todo:
+            if bar:
+                bar.update(task, description=f"sampling {name}, NFE {nfe}")
+            reason = until() if until else ""
+            if _max(float(bool(reason))):
+                cells[name, nfe] = Cell(name, nfe, problem=f"skipped: {reason or 'stopped on another device'}")
+            else:
+                advance = (lambda: bar.advance(task)) if bar else (lambda: None)
+                cells[name, nfe] = _cell(run, name, samplers[name], nfe, batches, metrics, show, device, keep_going, advance, options)
+            if on_cell:
+                on_cell(table())
         if bar:
             bar.remove_task(task)
-    return table
+    return table()
 
 
 def choose_samplers(samplers: Samplers, run: Run, **options) -> tuple[dict[str, Sampler], list[str]]:
     """Samplers by name with the options they have, and notes on what was left out; refuses one that does not support the run's source."""
     if isinstance(samplers, Mapping):
-        chosen, names = dict(samplers), []
+        chosen, names = {name: sampler_from(sampler) for name, sampler in samplers.items()}, []
     else:
         names = samplers.split(",") if isinstance(samplers, str) else list(samplers)
         names, chosen = [name.strip().lower().replace("-", "_") for name in names], {}
@@ -142,19 +147,18 @@ def check(
     run: Run, samplers: dict[str, Sampler], nfes: Sequence[int], num_samples: int, batch_size: int, temperature: float = 1.0
 ) -> list[int]:
     """The budgets in order; refuses, before any work, what cannot be done."""
-    if temperature <= 0:
-        raise SamplingError(f"temperature must be above 0, got {temperature}; a small one such as 0.1 is nearly greedy")
+    check_temperature(temperature)
+    nfes = [nfes] if isinstance(nfes, int) else list(nfes)
     if num_samples < 1 or batch_size < 1 or not nfes:
         raise SamplingError(f"need num_samples >= 1, batch_size >= 1 and a budget, got {num_samples}, {batch_size} and {list(nfes)}")
+    nfes = sorted({budget(nfe) for nfe in nfes})
     for nfe in nfes:
-        if not isinstance(nfe, int) or nfe < 1:
-            raise SamplingError(f"nfe must be a whole number of at least 1, got {nfe!r}")
         for name, sampler in samplers.items():
             try:
                 sampler.plan(nfe, run.schedule, run.task.seq_len)
             except SamplingError as error:
                 raise SamplingError(f"{name} at NFE {nfe}: {error}") from None
-    return sorted(set(nfes))
+    return nfes
 
 
 def reference(task: Task, count: int) -> dict[str, Measured]:
@@ -166,7 +170,20 @@ def reference(task: Task, count: int) -> dict[str, Measured]:
         metric.sync_on_compute = False  # every rank looks at all of them
     tokens = [item["tokens"] for item in task.val_data.__getitems__(list(range(min(count, len(task.val_data)))))]
     metrics.update(torch.stack(tokens))
-    return {name: Measured(float(value), float(error)) for name, (value, error) in metrics.compute().items()}
+    return _measured(metrics)
+
+
+def _reference(task: Task, count: int, notes: list[str], keep_going: bool) -> tuple[dict[str, Measured], list[str]]:
+    try:
+        return reference(task, count), notes
+    except Exception as error:
+        if not keep_going:
+            raise
+        return {}, [*notes, f"there are no numbers of real data: {_line(error)}"]
+
+
+def _measured(metrics: MetricCollection) -> dict[str, Measured]:
+    return {name: Measured(*(float(number) for number in found)) for name, found in metrics.compute().items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,9 +194,13 @@ class Batches:
     batch_size: int
     seed: int
 
+    @property
+    def count(self) -> int:
+        return -(-self.num_samples // self.batch_size)
+
     def mine(self) -> range:
         """The batches of this rank."""
-        return range(_rank(), -(-self.num_samples // self.batch_size), _world_size())
+        return range(_rank(), self.count, _world_size())
 
     def size(self, i: int) -> int:
         return min(self.batch_size, self.num_samples - i * self.batch_size)
@@ -204,14 +225,19 @@ def _cell(
     home = torch.device("cuda", torch.cuda.current_device()) if _backend() == "nccl" else torch.device("cpu")
     metrics = metrics.to(home)
     metrics.reset()
-    counts, largest, problem, first = Counts(), 0, "", None
-    timed = TimedDenoiser(run.denoiser)
+    counts, largest, forwards, problem, first = Counts(), 0, 0, "", None
+    timer = Timer()
+    timed = TimedDenoiser(denoiser_from(run.denoiser, run.source), timer)
+    if options.get("guidance") is not None:
+        unconditional, weight = options["guidance"]
+        options = options | {"guidance": (TimedDenoiser(denoiser_from(unconditional, run.source), timer), weight)}
+    measured: dict[str, Measured] = {}
     try:
         metrics.update(torch.zeros(0, run.task.seq_len, dtype=torch.long, device=home))  # a rank without samples takes part too
         for i in batches.mine():
             shape = (batches.size(i), run.task.seq_len)
             states: list[Tensor] = []
-            begin, before = _now(), timed.seconds
+            begin, before = _now(), timer.seconds
             result = sample(
                 timed,
                 run.source,
@@ -224,29 +250,36 @@ def _cell(
                 observer=(lambda info, state, states=states: states.append(state.x[0].cpu())) if i == 0 else None,
                 **_spread(options, shape),
             )
-            counts = counts.plus(shape[0], _now() - begin, timed.seconds - before, result)
-            largest = max(largest, result.nfe)
+            counts = counts.plus(shape[0], _now() - begin, timer.seconds - before, result)
+            largest, forwards = max(largest, result.nfe), max(forwards, result.info.forwards)
             metrics.update(result.tokens.to(home))
             if i == 0:
-                x_0 = run.source.sample(shape, torch.Generator().manual_seed(batches.seed_for(0)))[0]
-                first = (result, torch.stack([x_0, *states, result.tokens[0].cpu()]))
+                first = (result.tokens[:show].tolist(), _trajectory(run, batches, shape, states, result, options))
             advance()
     except Exception as error:
         if not keep_going and _world_size() == 1:
             raise
-        problem = f"failed: {type(error).__name__}: {error}"
-    if _max(float(bool(problem))):
-        problem = problem or "failed: on another device"
+        problem = f"failed: {_line(error)}"
+    problem = _agree(problem)
+    if not problem:
+        try:
+            measured = _measured(metrics)
+        except Exception as error:
+            if not keep_going and _world_size() == 1:
+                raise
+            problem = f"failed: {_line(error)}"
+        problem = _agree(problem)
+    if problem:
         if not keep_going:
             raise SamplingError(f"{name} at NFE {nfe} {problem}")
         return Cell(name, nfe, problem=problem)
-    measured = {key: Measured(float(value), float(error)) for key, (value, error) in metrics.compute().items()}
     counts = counts.over_ranks()
     return Cell(
         sampler=name,
         nfe=nfe,
         samples=int(counts.samples),
         counted_nfe=int(_max(largest)),
+        forwards=int(_max(forwards)),
         seconds=counts.seconds,
         network_seconds=counts.network_seconds,
         metrics=measured,
@@ -255,9 +288,30 @@ def _cell(
         several_events=counts.several / counts.samples,
         leftover_masks=counts.leftover / counts.samples,
         settings={"class": type(sampler).__name__, **dataclasses.asdict(sampler)},
-        shown=first[0].tokens[:show].tolist() if first else [],
+        shown=first[0] if first else [],
         states=first[1] if first else None,
     )
+
+
+def _trajectory(
+    run: Run, batches: Batches, shape: tuple[int, int], states: list[Tensor], result: Result, options: dict[str, Any]
+) -> Tensor:
+    """The first sample from x_0 to the end, (N, D)."""
+    x_0 = run.source.sample(shape, torch.Generator().manual_seed(batches.seed_for(0)))[0]
+    if options.get("prompt") is not None:
+        x_0 = torch.where(options["prompt_mask"].cpu(), options["prompt"].cpu(), x_0)
+    end = result.tokens[0].cpu()
+    unfinished = states and torch.equal(states[-1], end)  # nothing was left to finish
+    return torch.stack([x_0, *states] if unfinished else [x_0, *states, end])
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _agree(problem: str) -> str:
+    """A problem of any rank is everyone's."""
+    return problem or "failed: on another device" if _max(float(bool(problem))) else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,36 +336,40 @@ class Counts:
         return Counts(*_reduce(dataclasses.astuple(self), "SUM"))
 
 
-class TimedDenoiser(Denoiser):
+class Timer:
     """Sums up the time spent in the network, the head on single rows included."""
 
-    def __init__(self, denoiser: Denoiser):
-        self.denoiser = denoiser
-        self.forwards = denoiser.forwards
+    def __init__(self):
         self.seconds = 0.0
 
-    def evaluate(self, x, t):
-        with self.clock():
-            return TimedEvaluation(self.denoiser.evaluate(x, t), self)
-
-    @property
-    def device(self):
-        return self.denoiser.device
-
     @contextmanager
-    def clock(self):
+    def __call__(self):
         begin = _now()
         yield
         self.seconds += _now() - begin
 
 
+class TimedDenoiser(Denoiser):
+    def __init__(self, denoiser: Denoiser, timer: Timer):
+        self.denoiser, self.timer = denoiser, timer
+        self.forwards = denoiser.forwards
+
+    def evaluate(self, x, t):
+        with self.timer():
+            return TimedEvaluation(self.denoiser.evaluate(x, t), self.timer)
+
+    @property
+    def device(self):
+        return self.denoiser.device
+
+
 class TimedEvaluation(Evaluation):
-    def __init__(self, evaluation: Evaluation, timer: TimedDenoiser):
+    def __init__(self, evaluation: Evaluation, timer: Timer):
         self.shape = evaluation.shape
         self._evaluation, self._timer = evaluation, timer
 
     def logits(self, index):
-        with self._timer.clock():
+        with self._timer():
             return self._evaluation.logits(index)
 
 

@@ -1,6 +1,8 @@
 """Files that are written whole or not at all."""
 
 import os
+import re
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,13 +11,18 @@ from typing import BinaryIO
 
 from tauflow.errors import TauflowError
 
+HOST = re.sub(r"\W", "-", socket.gethostname())
+
 
 @contextmanager
 def whole(path: str | Path) -> Iterator[BinaryIO]:
     """A file to write to that takes the place of `path` only when it is complete: a killed process leaves the old file or the new one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")  # one name, so that a killed process leaves at most one behind
+    for old in path.parent.glob(f".{path.name}.{HOST}.*.unfinished"):
+        if not _alive(int(old.name.split(".")[-2])):
+            old.unlink(missing_ok=True)  # of a killed process
+    unfinished = path.with_name(f".{path.name}.{HOST}.{os.getpid()}.unfinished")
     try:
         with open(unfinished, "wb") as file:
             yield file
@@ -25,6 +32,16 @@ def whole(path: str | Path) -> Iterator[BinaryIO]:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def write(path: str | Path, text: str) -> None:

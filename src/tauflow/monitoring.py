@@ -31,10 +31,10 @@ class SamplerEvaluation(Callback):
         samplers: names of samplers, or of sets: all, paper, ablation.
         nfes: budgets of network evaluations.
         num_samples: samples for each sampler and budget, over all devices.
-        batch_size: samples drawn together on one device.
-        every_n_validations: evaluate at every so many validations, and at the last one of the run; 0 for never.
+        batch_size: samples drawn together; devices share batches, so there should be as many as devices.
+        every_n_validations: evaluate at the first validation, at every so many after it, and when training ends; 0 for never.
         seed: of the samples; the same at every evaluation, so that curves compare.
-        show: samples of each sampler to show as text.
+        show: samples of each sampler to show as text, at most batch_size.
         max_seconds: of one evaluation; cells that would begin later are skipped, and that is said. By default no limit.
     """
 
@@ -43,7 +43,7 @@ class SamplerEvaluation(Callback):
         samplers: list[str] | str = "paper",
         nfes: list[int] = [8, 16, 32],  # noqa: B006 - never changed
         num_samples: int = 64,
-        batch_size: int = 64,
+        batch_size: int = 16,
         every_n_validations: int = 1,
         seed: int = 0,
         show: int = 2,
@@ -64,13 +64,14 @@ class SamplerEvaluation(Callback):
         self.table: Table | None = None
         self.seconds = 0.0  # spent in evaluations so far
         self._validations = 0
+        self._values: dict[str, float] = {}  # newest, by the name of the monitor
         self._writers: dict[str, SummaryWriter] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"validations": self._validations, "seconds": self.seconds}
+        return {"validations": self._validations, "seconds": self.seconds, "values": self._values}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._validations, self.seconds = state["validations"], state["seconds"]
+        self._validations, self.seconds, self._values = state["validations"], state["seconds"], state["values"]
 
     def setup(self, trainer: Trainer, pl_module: DFMModule, stage: str) -> None:
         """What cannot be evaluated is refused before training begins."""
@@ -84,7 +85,7 @@ class SamplerEvaluation(Callback):
         nfes = check(run, samplers, self.nfes, self.num_samples, self.batch_size)
         metrics = list(run.task.sample_metrics())
         self._names = [name_of(metric, sampler, nfe) for metric in metrics for sampler in samplers for nfe in nfes]
-        self._shown_metrics = [(sampler, f"{metrics[0]}/nfe_{nfes[-1]}") for sampler in samplers]
+        self._shown_metrics = [(sampler, f"{run.task.headline}/nfe_{nfes[-1]}") for sampler in samplers]
 
     def on_train_start(self, trainer: Trainer, pl_module: DFMModule) -> None:
         settings = {"model": describe(pl_module)["init_args"], "task": describe(trainer.datamodule)["init_args"]}
@@ -97,14 +98,20 @@ class SamplerEvaluation(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: DFMModule) -> None:
         if trainer.state.fn != "fit" or not self.every_n_validations:
             return
-        values = dict.fromkeys(self._names, math.nan)  # nothing is the best where nothing was measured
         if not trainer.sanity_checking:
             self._validations += 1
             last = trainer.global_step >= trainer.estimated_stepping_batches
-            if self._validations % self.every_n_validations == 0 or last:
-                values |= self._evaluate(trainer, pl_module)
-        for name, value in values.items():
-            pl_module.log(name, value, logger=False)
+            if (self._validations - 1) % self.every_n_validations == 0 or last:
+                self._values = self._evaluate(trainer, pl_module)
+        for name in self._names:  # between evaluations the newest values stand, so that monitors always find one
+            pl_module.log(name, self._values.get(name, math.nan), logger=False)
+
+    def on_train_end(self, trainer: Trainer, pl_module: DFMModule) -> None:
+        """A run may end between validations."""
+        stop = _stop_of(trainer)
+        evaluated = self.table is not None and self.table.settings["step"] == trainer.global_step
+        if self.every_n_validations and trainer.global_step and not evaluated and not (stop and stop.asked):
+            self._values = self._evaluate(trainer, pl_module)
 
     def _evaluate(self, trainer: Trainer, pl_module: DFMModule) -> dict[str, float]:
         begin = time.perf_counter()
@@ -112,37 +119,46 @@ class SamplerEvaluation(Callback):
         def until() -> str:
             if self.max_seconds is not None and time.perf_counter() - begin > self.max_seconds:
                 return f"the {self.max_seconds:g} seconds of the evaluation were spent"
-            stop = next((callback for callback in trainer.callbacks if isinstance(callback, GracefulStop)), None)
+            stop = _stop_of(trainer)
             return "training was asked to stop" if stop and stop.asked else ""
 
         bar = trainer.progress_bar_callback
-        with isolate_rng(), trainer.precision_plugin.forward_context():
-            table = evaluate(
-                self._run(trainer, pl_module),
-                self.samplers,
-                self.nfes,
-                self.num_samples,
-                batch_size=self.batch_size,
-                seed=self.seed,
-                show=self.show,
-                device=pl_module.device,
-                progress=bar.progress if isinstance(bar, RichProgressBar) and bar.is_enabled else False,
-                keep_going=True,
-                until=until,
-                settings={"step": trainer.global_step, "seed": self.seed, "num_samples": self.num_samples, "batch_size": self.batch_size},
-            )
+        try:
+            with isolate_rng(), trainer.precision_plugin.forward_context():
+                table = evaluate(
+                    self._run(trainer, pl_module),
+                    self.samplers,
+                    self.nfes,
+                    self.num_samples,
+                    batch_size=self.batch_size,
+                    seed=self.seed,
+                    show=self.show,
+                    device=pl_module.device,
+                    progress=bar.progress if isinstance(bar, RichProgressBar) and bar.is_enabled else False,
+                    keep_going=True,
+                    until=until,
+                    settings=self._settings(trainer),
+                )
+                if trainer.is_global_zero and not trainer.fast_dev_run:
+                    self._write(trainer, pl_module, table)
+        except Exception as error:  # whatever happens here, training goes on
+            rank_zero_warn(f"the sampler evaluation at step {trainer.global_step} failed: {type(error).__name__}: {error}")
+            return {}
         for cell in table.problems:
             rank_zero_warn(f"sampler evaluation at step {trainer.global_step}: {cell.sampler} at NFE {cell.nfe} {cell.problem}")
         self.table = table
-        if trainer.is_global_zero and not trainer.fast_dev_run:
-            self._write(trainer, pl_module, table)
-        self.seconds += time.perf_counter() - begin
         values = {name_of(metric, cell.sampler, cell.nfe): found.value for cell in table.cells for metric, found in cell.metrics.items()}
-        pl_module.record(trainer.global_step, {"sampling/evaluation_seconds": time.perf_counter() - begin})
         for logger in trainer.loggers:
             if not isinstance(logger, TensorBoardLogger):
                 logger.log_metrics(values, step=trainer.global_step)
+        seconds = time.perf_counter() - begin
+        self.seconds += seconds
+        pl_module.record(trainer.global_step, {"sampling/evaluation_seconds": seconds})
         return values
+
+    def _settings(self, trainer: Trainer) -> dict[str, Any]:
+        names = ("samplers", "nfes", "num_samples", "batch_size", "seed")
+        return {"step": trainer.global_step, **{name: getattr(self, name) for name in names}}
 
     @property
     def folder(self) -> Path | None:
@@ -190,6 +206,10 @@ class SamplerEvaluation(Callback):
         return Run(trainer.datamodule, pl_module.denoiser(), path.source, path.schedule, trainer.global_step)
 
 
+def _stop_of(trainer: Trainer) -> GracefulStop | None:
+    return next((callback for callback in trainer.callbacks if isinstance(callback, GracefulStop)), None)
+
+
 def name_of(metric: str, sampler: str, nfe: int) -> str:
     """The name that a sampled metric has as a monitor."""
     return f"sampling/{metric}/{sampler}/nfe_{nfe}"
@@ -233,6 +253,8 @@ def _flat(prefix: str, value: Any) -> dict[str, Any]:
     if isinstance(value, dict):
         inner = value.get("init_args", value)
         return {name: item for key in inner for name, item in _flat(f"{prefix}/{key}".lstrip("/"), inner[key]).items()}
+    if isinstance(value, str) and len(value) > 200:
+        return {}  # a whole tokenizer is no hyper-parameter
     return {prefix: str(value) if value is None or isinstance(value, list) else value}
 
 

@@ -45,6 +45,7 @@ def load(path: str | Path, device: str | torch.device = "cpu", classes: Iterable
         with torch.random.fork_rng(devices=[]):  # initial weights are drawn and thrown away
             module: DFMModule = build(checkpoint[KEY]["model"], allowed)
         task = build(checkpoint[KEY]["task"], allowed)
+        task.folder = Path(path).parent
         if not isinstance(module, DFMModule) or not isinstance(task, tasks.Task):
             raise ValueError(f"a {type(module).__name__} as the model, a {type(task).__name__} as the task")
         if (task.num_tokens, task.seq_len) != (module.num_tokens, module.seq_len):

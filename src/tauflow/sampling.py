@@ -1,6 +1,7 @@
 """tauflow.sample: checks a request, then runs a sampler on it."""
 
 import dataclasses
+import operator
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from tauflow.samplers import SAMPLERS, Result, Sampler
 from tauflow.samplers.base import Observer, Request, run
 from tauflow.schedules import Schedule, schedule_from
 from tauflow.sources import Masked, Source
+
+OPTIONS = ("grid", "jump", "cutoff", "finish", "eps_0", "ceiling", "theta")
+"""Options of `sample` that belong to a sampler."""
 
 
 def sample(
@@ -60,15 +64,20 @@ def sample(
         observer: called with (StepInfo, State) after every step.
     """
     sampler = sampler_from(sampler, grid=grid, jump=jump, cutoff=cutoff, finish=finish, eps_0=eps_0, ceiling=ceiling, theta=theta)
-    _require(isinstance(nfe, int) and nfe >= 1, f"nfe must be a whole number of at least 1, got {nfe}")
-    _require(temperature > 0, f"temperature must be above 0, got {temperature}; a small one such as 0.1 is nearly greedy")
-    _require(len(shape) == 2 and min(shape) >= 1, f"shape must be (B, D) with both at least 1, got {tuple(shape)}")
+    nfe = budget(nfe)
+    check_temperature(temperature)
+    _require(isinstance(source, Source), f"source must be tauflow.Masked(V) or tauflow.Uniform(V), got {source!r}")
+    whole = isinstance(shape, tuple | list | torch.Size) and len(shape) == 2 and all(isinstance(size, int) and size >= 1 for size in shape)
+    _require(whole, f"shape must be (B, D), two whole numbers of at least 1, got {shape!r}")
     model = denoiser_from(denoiser, source)
     device = torch.device(device) if device else model.device
     if guidance is not None:
+        pair = isinstance(guidance, tuple | list) and len(guidance) == 2
+        _require(pair, "guidance must be a pair: (unconditional denoiser, weight)")
         unconditional, weight = guidance
         model = GuidedDenoiser(model, denoiser_from(unconditional, source), weight)
-    generator = generator or torch.Generator().manual_seed(seed)
+    given = generator is not None
+    generator = generator if given else torch.Generator().manual_seed(seed)
     x_0 = source.sample(tuple(shape), generator).to(device)
     frozen = None
     if prompt is not None or prompt_mask is not None:
@@ -87,9 +96,32 @@ def sample(
         dense=dense,
         progress=progress,
         observer=observer,
-        settings={"sampler": type(sampler).__name__, **dataclasses.asdict(sampler), "nfe": nfe, "temperature": temperature, "seed": seed},
+        settings={
+            "sampler": type(sampler).__name__,
+            **dataclasses.asdict(sampler),
+            "schedule": schedule if isinstance(schedule, str) else repr(schedule),
+            "nfe": nfe,
+            "temperature": temperature,
+            "guidance_weight": guidance[1] if guidance is not None else None,
+            "seed": None if given else seed,
+            "dense": dense,
+        },
     )
     return run(sampler, request)
+
+
+def budget(nfe: int) -> int:
+    """A budget of evaluations as an int; refuses what is none."""
+    try:
+        number = operator.index(nfe)
+    except TypeError:
+        number = 0
+    _require(number >= 1, f"nfe must be a whole number of at least 1, got {nfe!r}")
+    return number
+
+
+def check_temperature(temperature: float) -> None:
+    _require(temperature > 0, f"temperature must be above 0, got {temperature}; a small one such as 0.1 is nearly greedy")
 
 
 def sampler_from(sampler: str | Sampler, **options) -> Sampler:
@@ -102,17 +134,16 @@ def sampler_from(sampler: str | Sampler, **options) -> Sampler:
     else:
         _require(isinstance(sampler, Sampler), f"sampler must be a name or a Sampler, got {type(sampler).__name__}")
         label = type(sampler).__name__
-    known = [field.name for field in dataclasses.fields(sampler)]
+    known = [field.name for field in dataclasses.fields(sampler) if field.name in OPTIONS]
     for name in given:
         _require(name in known, f"sampler {label} has no option {name!r}; it has: {', '.join(known) or 'none'}")
-    for name, choices in {"grid": ("t", "tau"), "jump": ("exponential", "one_event"), "finish": ("draw", "reuse", "none")}.items():
-        _require(given.get(name, choices[0]) in choices, f"{name} must be one of {', '.join(choices)}, got {given.get(name)!r}")
     return dataclasses.replace(sampler, **given)
 
 
 def _checked_prompt(prompt, mask, shape: tuple[int, int], source: Source) -> tuple[Tensor, Tensor]:
     _require(prompt is not None and mask is not None, "give prompt and prompt_mask together: tokens (B, D), and true where they are known")
     for name, value in (("prompt", prompt), ("prompt_mask", mask)):
+        _require(isinstance(value, Tensor), f"{name} must be a tensor of the shape {shape} of the samples, got {type(value).__name__}")
         _require(tuple(value.shape) == shape, f"{name} must have the shape {shape} of the samples, got {tuple(value.shape)}")
     _require(mask.dtype == torch.bool, f"prompt_mask must be boolean, got {mask.dtype}")
     _require(not prompt.is_floating_point() and prompt.dtype != torch.bool, f"prompt must hold integer tokens, got {prompt.dtype}")

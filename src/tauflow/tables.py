@@ -28,9 +28,15 @@ if TYPE_CHECKING:
 class Measured:
     value: float
     standard_error: float  # over samples
+    low: float | None = None  # 95 % interval, where there is one
+    high: float | None = None
+    count: float | None = None  # of what was measured, such as judged tokens
 
     def __str__(self) -> str:
         return f"{self.value:.4f} ± {self.standard_error:.4f}"
+
+
+NUMBERS = [item.name for item in dataclasses.fields(Measured)]
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class Cell:
     nfe: int  # the budget
     samples: int = 0
     counted_nfe: int = 0  # evaluations really made for a sample
+    forwards: int = 0  # network calls for a sample; with guidance two for each evaluation
     seconds: float = 0.0  # of sampling, summed over devices
     network_seconds: float = 0.0  # of these, inside the network
     metrics: dict[str, Measured] = field(default_factory=dict)
@@ -90,11 +97,14 @@ class Table:
         cell = self.cell(sampler, nfe)
         return cell.metrics.get(metric) if cell else None
 
-    def best(self, metric: str, nfe: int) -> str | None:
-        """The sampler with the best value at a budget."""
-        sign = -1 if self.higher_is_better[metric] else 1
-        found = [(sign * cell.metrics[metric].value, cell.sampler) for cell in self.cells if cell.nfe == nfe and metric in cell.metrics]
-        return min(found)[1] if found else None
+    def best(self, metric: str, nfe: int) -> list[str]:
+        """The samplers with the best value at a budget; none if all are equal."""
+        values = {cell.sampler: cell.metrics[metric].value for cell in self.cells if cell.nfe == nfe and metric in cell.metrics}
+        values = {sampler: value for sampler, value in values.items() if math.isfinite(value)}
+        if not values or (len(values) > 1 and len(set(values.values())) == 1):
+            return []
+        best = (max if self.higher_is_better[metric] else min)(values.values())
+        return [sampler for sampler, value in values.items() if value == best]
 
     def rows(self, metric: str, emphasis: str) -> Iterable[list[str]]:
         """Rows of text, a sampler each: its name, then value ± standard error at each budget; the best of a budget emphasised."""
@@ -105,7 +115,7 @@ class Table:
                 measured = self.measured(metric, sampler, nfe)
                 cell = self.cell(sampler, nfe)
                 text = str(measured) if measured else cell.problem.split(":")[0] if cell else ""
-                row.append(emphasis.format(text) if best[nfe] == sampler else text)
+                row.append(emphasis.format(text) if sampler in best[nfe] else text)
             yield row
         if metric in self.reference:
             yield ["(real data)", *[str(self.reference[metric])] * len(self.nfes)]
@@ -129,15 +139,15 @@ class Table:
         """One line for each cell and metric."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        facts = ["sampler", "nfe", "counted_nfe", "samples", "seconds", "network_seconds"]
+        facts = ["sampler", "nfe", "counted_nfe", "forwards", "samples", "seconds", "network_seconds"]
         facts += ["jumped", "clamped", "several_events", "leftover_masks"]
-        writer.writerow([*facts, "metric", "value", "standard_error", "problem"])
+        writer.writerow([*facts, "metric", *NUMBERS, "problem"])
         for cell in self.cells:
             start = [getattr(cell, name) for name in facts]
             for metric, measured in (cell.metrics or {"": Measured("", "")}).items():
-                writer.writerow([*start, metric, measured.value, measured.standard_error, cell.problem])
+                writer.writerow([*start, metric, *dataclasses.astuple(measured), cell.problem])
         for metric, measured in self.reference.items():
-            writer.writerow(["(real data)", *[""] * (len(facts) - 1), metric, measured.value, measured.standard_error, ""])
+            writer.writerow(["(real data)", *[""] * (len(facts) - 1), metric, *dataclasses.astuple(measured), ""])
         return text.getvalue()
 
     def to_json(self) -> str:
@@ -146,16 +156,15 @@ class Table:
         for cell in values["cells"]:
             del cell["states"]
         values["reference"] = {name: dataclasses.asdict(measured) for name, measured in self.reference.items()}
-        return json.dumps(_finite(values), indent=1, allow_nan=False) + "\n"
+        return json.dumps(plain(values), indent=1, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "Table":
         values = json.loads(text)
 
         def measured(metrics: dict) -> dict[str, Measured]:
-            return {
-                name: Measured(*(math.nan if number is None else number for number in entry.values())) for name, entry in metrics.items()
-            }
+            nan = {"value": math.nan, "standard_error": math.nan}
+            return {name: Measured(**(nan | {k: v for k, v in entry.items() if v is not None})) for name, entry in metrics.items()}
 
         cells = [Cell(**(cell | {"metrics": measured(cell["metrics"])})) for cell in values["cells"]]
         return cls(**(values | {"cells": cells, "reference": measured(values["reference"])}))
@@ -199,6 +208,7 @@ class Table:
     def print(self) -> None:
         """The table of each metric in the terminal, the best of each budget in bold."""
         from rich.console import Console
+        from rich.markup import escape
         from rich.table import Table as RichTable
 
         console = Console()
@@ -208,8 +218,8 @@ class Table:
             table.add_column("sampler")
             for nfe in self.nfes:
                 table.add_column(str(nfe), justify="right", overflow="fold")
-            for row in self.rows(metric, "[bold]{}[/bold]"):
-                table.add_row(*row)
+            for name, *row in self.rows(metric, "[bold]{}[/bold]"):
+                table.add_row(escape(name), *row)
             console.print(table)
         for line in [*self.notes, *(f"{cell.sampler} at NFE {cell.nfe}: {cell.problem}" for cell in self.problems)]:
             console.print(line, markup=False)
@@ -223,10 +233,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: a number that does not exist is null."""
+def plain(value: Any) -> Any:
+    """As JSON can hold it: a number that does not exist is null, an infinite one a word."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value

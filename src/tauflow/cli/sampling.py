@@ -17,7 +17,7 @@ from tauflow.evaluation import OPTIONS, SETS, check, choose_samplers, evaluate
 from tauflow.files import refuse_unwritable
 from tauflow.runs import Run, load
 from tauflow.samplers import SAMPLERS
-from tauflow.tables import Table
+from tauflow.tables import Table, plain
 
 ROOT = Path(__file__).parents[3]
 RECOMMENDED = "tr_cie"
@@ -33,6 +33,7 @@ With several samplers or budgets: evaluates every combination and prints a table
   python sample.py --sampler tr_cie,euler --nfe 8,16,32 --num_samples 256 --out results
   python sample.py --sampler paper --nfe 8,16,32,64 --num_samples 1024 --devices 2 --out results
   python sample.py --prompt "31 30 _ 28" --show 2
+  python sample.py --ckpt checkpoints/text_masked/version_0/best.ckpt --prompt "The statement" --temperature 0.8 --judge ngram,smollm2
 """
 
 EPILOG = f"""samplers:  {", ".join(SAMPLERS)}
@@ -48,10 +49,13 @@ def sample(argv: list[str] | None = None) -> NoReturn:
     arguments = parser().parse_args(argv)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*deprecated.*")
+    sys.stdout.reconfigure(errors="replace")  # a terminal without ± shows ? instead
     try:
         table = _sample(arguments)
     except TauflowError as error:
         sys.exit(f"error: {error}")
+    except OSError as error:
+        sys.exit(f"error: cannot write the results: {error}; choose another folder with --out")
     except KeyboardInterrupt:
         again = f"; the same command goes on where it stopped ({arguments.out})" if arguments.out else ""
         print(f"\nstopped{again}", file=sys.stderr)
@@ -68,9 +72,11 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--sampler", default=RECOMMENDED, metavar="NAMES", help=f"names, comma-separated, or a set (default {RECOMMENDED})")
     what.add_argument("--nfe", type=_whole_numbers, default=[32], metavar="NUMBERS", help="budgets of network evaluations (default 32)")
     what.add_argument("--num_samples", type=int, default=64, metavar="N", help="samples of each sampler and budget (default 64)")
-    what.add_argument("--batch_size", type=int, default=64, metavar="N", help="samples drawn together on one device (default 64)")
+    what.add_argument("--batch_size", type=int, default=16, metavar="N", help="samples drawn together; devices share batches (default 16)")
     what.add_argument("--seed", type=int, default=0, help="of everything drawn; all samplers begin from the same noise (default 0)")
-    what.add_argument("--prompt", metavar="TEXT", help='what is known of every sample, in the words of the task; countdown: "31 30 _ 28"')
+    what.add_argument("--prompt", metavar="TEXT", help='what every sample begins with: text; for countdown values and _: "31 30 _ 28"')
+    what.add_argument("--infill", metavar="TEXT", help='text with blanks of as many _ as tokens may stand there: "We the ____ of the"')
+    what.add_argument("--judge", metavar="NAMES", help="of text: ngram, smollm2, a causal model of transformers (default: the run's)")
     what.add_argument("--temperature", type=float, default=1.0, help="divides the logits (default 1)")
     what.add_argument("--guidance", type=Path, metavar="PATH", help="checkpoint of an unconditional model to guide away from")
     what.add_argument("--guidance_weight", type=float, metavar="W", help="1 is no guidance, more is more (default 2, with --guidance)")
@@ -90,12 +96,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="write results.json, .csv, .md, quality_vs_nfe.png and samples.txt there; the same command goes on with an unfinished one",
     )
-    out.add_argument("--show", type=int, default=4, metavar="N", help="samples to show of each sampler and budget (default 4)")
+    out.add_argument("--show", type=int, default=4, metavar="N", help="samples to show of each cell, at most batch_size (default 4)")
     out.add_argument("--no_progress", action="store_true", help="no progress bar")
     where = parser.add_argument_group("where to compute")
     where.add_argument("--device", metavar="NAME", help="one device: cpu, cuda, cuda:1, mps")
     where.add_argument("--accelerator", default="auto", metavar="NAME", help="of Lightning: auto, cpu, cuda, mps (default auto)")
     where.add_argument("--devices", type=int, default=1, metavar="N", help="share the samples over N devices; the samples stay the same")
+    where.add_argument("--strategy", default="auto", metavar="NAME", help="of Lightning, for several devices: ddp (default auto)")
     where.add_argument("--precision", default="32-true", choices=PRECISIONS, help="of the network (default 32-true)")
     return parser
 
@@ -103,15 +110,20 @@ def parser() -> argparse.ArgumentParser:
 def _sample(arguments: argparse.Namespace) -> Table:
     fabric = _fabric(arguments)
     path = arguments.ckpt or newest_checkpoint()
+    digest = _digest(path) if path.is_file() else ""  # before reading: load says what is wrong with a path
     run = load(path, device=fabric.device)
+    if arguments.judge:
+        run.task.use_judges(arguments.judge)
     options = {name: getattr(arguments, name) for name in (*OPTIONS, "temperature", "dense")} | _conditions(arguments, run, fabric.device)
     if arguments.show < 0:
         raise SettingsError(f"--show is a number of samples, got {arguments.show}")
     samplers, _ = choose_samplers(arguments.sampler, run, **{name: options[name] for name in OPTIONS})
     nfes = check(run, samplers, arguments.nfe, arguments.num_samples, arguments.batch_size, arguments.temperature)
-    settings = _settings(arguments, path, run, list(samplers), nfes)
+    settings = plain(_settings(arguments, path, run, list(samplers), nfes) | {"checkpoint_sha256": digest})
     done = _done(arguments.out, settings) if arguments.out else []
     fabric.launch()
+    if not digest == fabric.broadcast(digest) == _digest(path):
+        raise CheckpointError(f"{path} was replaced while it was read, perhaps by a run that is training; try again, or copy it first")
     say = rank_zero_only(print)
     say(f"checkpoint  {path}  (step {run.step}, {type(run.task).__name__}, {type(run.source).__name__.lower()} source)", flush=True)
     if done:
@@ -152,12 +164,17 @@ def _fabric(arguments: argparse.Namespace) -> Fabric:
     if arguments.device:
         if arguments.devices != 1 or arguments.accelerator != "auto":
             raise SettingsError("--device names one device; leave --accelerator and --devices out, or use them instead")
-        accelerator, _, number = arguments.device.partition(":")
-        devices = [int(number)] if number.isdecimal() else 1
+        accelerator, colon, number = arguments.device.partition(":")
+        if colon and not number.isdecimal():
+            raise SettingsError(f"--device is a name and perhaps a number, such as cuda:1, not {arguments.device}")
+        devices = [int(number)] if number and accelerator != "cpu" else 1
     try:
-        return Fabric(accelerator=accelerator, devices=devices, precision=arguments.precision)
+        fabric = Fabric(accelerator=accelerator, devices=devices, precision=arguments.precision, strategy=arguments.strategy)
     except Exception as error:  # Lightning raises many kinds
         raise SettingsError(f"cannot compute on {arguments.device or f'{devices} x {accelerator}'}: {error}") from None
+    if fabric.device.type == "cpu" and arguments.precision == "16-mixed":
+        raise SettingsError("--precision 16-mixed needs a GPU; on a CPU take bf16-mixed or 32-true")
+    return fabric
 
 
 def newest_checkpoint() -> Path:
@@ -173,8 +190,12 @@ def newest_checkpoint() -> Path:
 def _conditions(arguments: argparse.Namespace, run: Run, device: torch.device) -> dict[str, Any]:
     """Prompt and guidance, for tauflow.evaluate."""
     conditions: dict[str, Any] = {}
+    if arguments.prompt is not None and arguments.infill is not None:
+        raise SettingsError("give --prompt or --infill, not both")
     if arguments.prompt is not None:
         conditions["prompt"], conditions["prompt_mask"] = run.task.prompt(arguments.prompt)
+    if arguments.infill is not None:
+        conditions["prompt"], conditions["prompt_mask"] = run.task.infill(arguments.infill)
     if arguments.guidance:
         other = load(arguments.guidance, device=device)
         facts = [(each.task.num_tokens, each.task.seq_len, type(each.source)) for each in (run, other)]
@@ -182,7 +203,8 @@ def _conditions(arguments: argparse.Namespace, run: Run, device: torch.device) -
             raise SettingsError(
                 f"{arguments.guidance} has another vocabulary, length or source than the checkpoint; guide with one of the same task"
             )
-        conditions["guidance"] = (other.denoiser, 2.0 if arguments.guidance_weight is None else arguments.guidance_weight)
+        arguments.guidance_weight = 2.0 if arguments.guidance_weight is None else arguments.guidance_weight
+        conditions["guidance"] = (other.denoiser, arguments.guidance_weight)
     elif arguments.guidance_weight is not None:
         raise SettingsError("--guidance_weight needs --guidance PATH, the checkpoint of the unconditional model")
     return conditions
@@ -190,15 +212,26 @@ def _conditions(arguments: argparse.Namespace, run: Run, device: torch.device) -
 
 def _settings(arguments: argparse.Namespace, path: Path, run: Run, samplers: list[str], nfes: list[int]) -> dict[str, Any]:
     """All that decides the results, as plain data; the same on any number of devices."""
-    names = ("num_samples", "batch_size", "seed", "show", "prompt", "temperature", "guidance_weight", "dense", "precision", *OPTIONS)
+    names = (
+        "num_samples",
+        "batch_size",
+        "seed",
+        "show",
+        "prompt",
+        "infill",
+        "judge",
+        "temperature",
+        "guidance_weight",
+        "dense",
+        "precision",
+    )
     return {
         "checkpoint": str(path),
-        "checkpoint_sha256": _digest(path),
         "step": run.step,
         "samplers": samplers,
         "nfes": nfes,
         "guidance_sha256": _digest(arguments.guidance) if arguments.guidance else None,
-        **{name: getattr(arguments, name) for name in names},
+        **{name: getattr(arguments, name) for name in (*names, *OPTIONS)},
     }
 
 

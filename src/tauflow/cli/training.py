@@ -1,6 +1,7 @@
 """`python train.py`, configured by YAML files and flags that are the typed constructors themselves."""
 
 import difflib
+import hashlib
 import inspect
 import logging
 import re
@@ -138,6 +139,7 @@ def train() -> None:
     for message in NOISE:
         warnings.filterwarnings("ignore", message=message)
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda record: not re.match(NEWS, record.getMessage()))
+    sys.stdout.reconfigure(errors="replace")  # a terminal without ± shows ? instead
     try:
         cli = TauflowCLI()
     except (TauflowError, MisconfigurationException, ValueError) as error:
@@ -182,8 +184,10 @@ def _conclude(cli: TauflowCLI) -> int:
     evaluation = next(callback for callback in trainer.callbacks if isinstance(callback, SamplerEvaluation))
     if trainer.is_global_zero and evaluation.table:
         evaluation.table.print()
-        _say(f"samplers    {evaluation.folder}  (the tables above, samples, plot)")
-    if files.best_step is not None:
+        _say(f"evaluated   samplers for {evaluation.seconds:.0f} s in all")
+        if not trainer.fast_dev_run:
+            _say(f"samplers    {evaluation.folder}  (the tables above, samples, plot)")
+    if files.best_step is not None and not trainer.fast_dev_run:
         _say(f"best        {files.best_path}  ({files.monitor} {files.best_score:.5g} at step {files.best_step})")
     if files.last_path.exists() and not trainer.fast_dev_run:
         _say(f"last        {files.last_path}  (step {trainer.global_step})")
@@ -218,7 +222,10 @@ def _refuse_other_settings(checkpoint: dict, path: Path, model: DFMModule, task:
 
     def facts(model: dict, task: dict, accumulate: int) -> dict:
         both = model["init_args"] | task["init_args"] | {"task": task["class_path"], "accumulate_grad_batches": accumulate}
-        names = ("task", "num_tokens", "seq_len", "source", "schedule", "network", "batch_size", "epoch_items", "accumulate_grad_batches")
+        if both.get("tokenizer_json"):
+            both["tokenizer"] = f"one with digest {hashlib.sha256(both['tokenizer_json'].encode()).hexdigest()[:8]}"
+        names = ("task", "num_tokens", "seq_len", "tokenizer", "source", "schedule", "network")
+        names += ("batch_size", "epoch_items", "accumulate_grad_batches")
         return {name: both.get(name) for name in names}
 
     entry = checkpoint[KEY]

@@ -38,8 +38,7 @@ class Problem:
 
     def evaluate(self, x: Tensor, t: float | Tensor) -> Evaluation:
         """One NFE, at one time or one time a sequence."""
-        t = torch.as_tensor(t, dtype=torch.float64)
-        t = t.to(x.device, torch.float32).expand(len(x))
+        t = torch.as_tensor(t, dtype=torch.float64).float().to(x.device).expand(len(x))  # in this order: a device may lack float64
         return self.denoiser.evaluate(x, t)
 
     def term(self, coefficient: float, evaluation: Evaluation, state: Tensor) -> Term:
@@ -160,6 +159,7 @@ def run(sampler: Sampler, request: Request) -> Result:
             t = grid.t[-1].item()
             state = _finish(sampler.finishing, problem, state, t, request.generator)
     except BadLogits as error:
+        t = float(error.t.mean()) if error.t is not None else t
         raise BadLogits(f"{error} (step {len(infos)}, t = {t:.4f}); check the model and its precision at that time") from None
     return Result(state.x, counter.evaluations, Info(infos, leftover, counter.evaluations * request.denoiser.forwards, request.settings))
 
@@ -181,7 +181,7 @@ def _finish(policy: FinishName, problem: Problem, state: State, t: float, genera
 
 
 def _masks(x: Tensor, source: Source) -> float:
-    return (x == source.mask_id).double().mean().item() if isinstance(source, Masked) else 0.0
+    return (x == source.mask_id).sum().item() / max(1, x.numel()) if isinstance(source, Masked) else 0.0
 
 
 def _bar(steps: range, progress: bool):

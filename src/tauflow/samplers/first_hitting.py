@@ -43,7 +43,7 @@ class FirstHitting(Sampler):
         memory = state.memory or self._draw_order(problem, x, generator)
         first, last = (memory.free * n // steps, memory.free * (n + 1) // steps)  # (B,) reveals first .. last - 1
         t = memory.times.gather(1, first[:, None]).squeeze(1)  # (B,)
-        now = problem.evaluate(x, t.to(x.device))
+        now = problem.evaluate(x, t)
         revealed = (memory.order >= first[:, None]) & (memory.order < last[:, None])
         places = revealed.flatten().nonzero().squeeze(1).to(x.device)
         result = x.clone().flatten()
@@ -53,7 +53,8 @@ class FirstHitting(Sampler):
             if self.high_order and memory.t_before is not None:
                 sequence = index.cpu() // x.shape[1]
                 own_time = memory.times[sequence, memory.order.flatten()[index.cpu()] + 1]
-                weight = (own_time - t[sequence]) / (t[sequence] - memory.t_before[sequence])
+                gap = t[sequence] - memory.t_before[sequence]  # 0 for a sequence that revealed nothing in the step before: no history
+                weight = torch.where(gap > 0, (own_time - t[sequence]) / gap, 0.0)
                 rows = rows + weight.to(rows)[:, None] * (rows - state.evaluation.rows(index))
                 clamped, channels = clamped + (rows < 0).sum().item(), channels + rows.numel()
                 rows = rows.clamp(min=0)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tauflow.denoisers import Evaluation, take
+from tauflow.errors import SamplingError
 from tauflow.sources import Masked, Source
 
 JumpName = Literal["exponential", "one_event"]
@@ -136,5 +137,7 @@ def categorical(weights: Tensor, generator: torch.Generator) -> Tensor:
     which resolves tails down to about 1e-7.
     """
     total = weights.cumsum(-1, dtype=precise(weights.device))
+    if not math.isfinite(total[:, -1].sum()):
+        raise SamplingError("an intensity or a probability is not finite; check the schedule and the options of the sampler")
     threshold = uniforms(len(weights), generator, weights.device)[:, None] * total[:, -1:]
     return torch.searchsorted(total, threshold, right=True).squeeze(1).clamp_(max=weights.shape[-1] - 1)

@@ -13,12 +13,19 @@ The first step has no history: cie is euler there, tr_cie and tr_cie_exact are t
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from tauflow.errors import SamplingError
 from tauflow.samplers.base import FinishName, Problem, Sampler, State, StepInfo
 from tauflow.samplers.grids import Grid, GridName, make_grid
 from tauflow.samplers.leap import Clamp, JumpName, Term
+
+RuleName = Literal["euler", "tr", "cie", "tr_cie", "tr_cie_exact"]
+
+
+def refuse_unknown(name: str, value: str, choices) -> None:
+    if value not in get_args(choices):
+        raise SamplingError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,8 @@ class GridSampler(Sampler):
     finish: FinishName = "draw"
 
     def __post_init__(self):
+        refuse_unknown("grid", self.grid, GridName)
+        refuse_unknown("finish", self.finish, FinishName)
         if not 0 < self.cutoff < 1:
             raise SamplingError(f"cutoff = 1 - kappa at the end of the grid must be in (0, 1), got {self.cutoff}; try 1e-3")
 
@@ -38,10 +47,17 @@ class GridSampler(Sampler):
         return steps
 
     @property
+    def uses_rate(self) -> bool:
+        """Whether the rate factor itself enters, and not only its integral tau."""
+        return False
+
+    @property
     def finishing(self) -> FinishName:
         return self.finish
 
     def plan(self, nfe, schedule, free):
+        if self.uses_rate and not math.isfinite(schedule.rate_factor(0.0)):
+            raise SamplingError(f"{schedule} has an infinite rate at t = 0, which this sampler multiplies with; use tr, tr_cie or tweedie")
         budget = nfe - (self.finish == "draw")
         steps = max(steps for steps in range(budget + 1) if self.evaluations(steps) <= budget)
         if steps == 0 and self.finish != "draw":
@@ -51,15 +67,21 @@ class GridSampler(Sampler):
 
 @dataclass(frozen=True)
 class Leaping(GridSampler):
-    rule: Literal["euler", "tr", "cie", "tr_cie", "tr_cie_exact"] = "tr_cie"
+    rule: RuleName = "tr_cie"
     jump: JumpName = "exponential"
     eps_0: float = 0.0
     ceiling: float = math.inf
 
     def __post_init__(self):
         super().__post_init__()
+        refuse_unknown("rule", self.rule, RuleName)
+        refuse_unknown("jump", self.jump, JumpName)
         if not 0 <= self.eps_0 <= self.ceiling:
             raise SamplingError(f"need 0 <= eps_0 <= ceiling, got eps_0={self.eps_0} and ceiling={self.ceiling}")
+
+    @property
+    def uses_rate(self):
+        return self.rule in ("euler", "cie")
 
     def evaluations(self, steps):
         return max(0, 2 * steps - 1) if self.rule == "tr_cie_exact" else steps
@@ -67,7 +89,7 @@ class Leaping(GridSampler):
     def coefficients(self, problem: Problem, grid: Grid, n: int) -> tuple[float, float]:
         """Of the current and of the previous posterior, in the cumulative intensity of step n."""
         schedule = problem.schedule
-        if self.rule in ("euler", "cie"):
+        if self.uses_rate:
             h = grid.dt(n)
             now = h * schedule.rate_factor(grid.t[n].item())
             if self.rule == "euler" or n == 0:
@@ -86,7 +108,7 @@ class Leaping(GridSampler):
             terms.append(problem.term(previous, problem.evaluate(state.x, grid.t[n - 1]), state.x))
         elif previous:
             terms.append(problem.term(previous, state.evaluation, state.evaluated_at))
-        step = grid.dt(n) if self.rule in ("euler", "cie") else grid.dtau(n)
+        step = grid.dt(n) if self.uses_rate else grid.dtau(n)
         return terms, Clamp(self.eps_0 * step, self.ceiling * step)
 
     def step(self, problem, state, grid, n, generator):

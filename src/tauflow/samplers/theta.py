@@ -17,7 +17,7 @@ from tauflow.errors import SamplingError
 from tauflow.samplers.base import Problem, State, StepInfo
 from tauflow.samplers.grids import Grid
 from tauflow.samplers.leap import Clamp, JumpName, Term
-from tauflow.samplers.leaping import GridSampler
+from tauflow.samplers.leaping import GridSampler, refuse_unknown
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,11 @@ class Theta(GridSampler):
         if not (0 < self.theta < 1 if self.trapezoidal else 0 < self.theta <= 1):
             interval = "(0, 1) for theta_trapezoidal" if self.trapezoidal else "(0, 1] for theta_rk2"
             raise SamplingError(f"theta must be in {interval}, got {self.theta}; try 0.5")
+        refuse_unknown("jump", self.jump, JumpName)
         if not 0 <= self.eps_0 <= self.ceiling:
             raise SamplingError(f"need 0 <= eps_0 <= ceiling, got eps_0={self.eps_0} and ceiling={self.ceiling}")
+
+    uses_rate = True
 
     def evaluations(self, steps):
         return 2 * steps
@@ -69,4 +72,6 @@ class Theta(GridSampler):
         jumps = problem.leap(terms, start, self.jump, self.clamp(rest), generator)
         moved = (jumps.x != x).sum().item() / max(1, int(problem.movable(x).sum()))
         info = StepInfo(n, grid.t[n].item(), grid.t[n + 1].item(), moved, jumps.clamped, jumps.several)
-        return State(jumps.x, terms[0].evaluation, x_star), info
+        if self.trapezoidal:
+            return State(jumps.x, terms[0].evaluation, x_star), info
+        return State(jumps.x, first.evaluation, x), info  # where a mask is left it was masked at x, but perhaps not at x*

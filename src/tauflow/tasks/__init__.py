@@ -2,5 +2,6 @@
 
 from tauflow.tasks.base import SampleMean, Task
 from tauflow.tasks.countdown import Countdown
+from tauflow.tasks.text import Text
 
-__all__ = ["Countdown", "SampleMean", "Task"]
+__all__ = ["Countdown", "SampleMean", "Task", "Text"]

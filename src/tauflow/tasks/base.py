@@ -7,6 +7,7 @@ step p // B and row p % B of the global batch of B items follow from it alone. A
 import signal
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -28,6 +29,8 @@ class Task(LightningDataModule):
     seq_len: int  # D
     train_data: Dataset
     val_data: Dataset
+    headline: str  # the metric that comes first in tables, and that plots and the HParams tab show
+    folder: Path | None = None  # of the run that it belongs to
 
     def __init__(self, batch_size: int, epoch_items: int, num_workers: int):
         super().__init__()
@@ -50,18 +53,17 @@ class Task(LightningDataModule):
         """What is known of a sample, as the user wrote it: tokens (D,), and true (D,) where they are known."""
         raise SettingsError(f"{type(self).__name__} has no prompts; leave --prompt out")
 
+    def infill(self, text: str) -> tuple[Tensor, Tensor]:
+        """The same for text with blanks."""
+        raise SettingsError(f"{type(self).__name__} has no texts to fill in; leave --infill out")
+
+    def use_judges(self, names: str) -> None:
+        """Measures perplexity under other judges than those of the configuration."""
+        raise SettingsError(f"{type(self).__name__} has no perplexity; leave --judge out")
+
     def train_dataloader(self) -> DataLoader:
         trainer = self.trainer or Alone()
-        shares = trainer.world_size * trainer.accumulate_grad_batches
-        if self.batch_size % shares:
-            raise SettingsError(
-                f"the global batch of {self.batch_size} items cannot be split over {trainer.world_size} devices x "
-                f"{trainer.accumulate_grad_batches} accumulated batches; make --data.batch_size a multiple of {shares}"
-            )
-        if self.epoch_items < self.batch_size:
-            raise SettingsError(
-                f"an epoch of {self.epoch_items} items holds no batch of {self.batch_size}; lower --data.batch_size or get more data"
-            )
+        self._check_split(trainer)
         batches = GlobalBatches(
             steps_per_epoch=self.epoch_items // self.batch_size,
             batch_size=self.batch_size,
@@ -72,16 +74,29 @@ class Task(LightningDataModule):
         )
         return self._loader(self.train_data, batches)
 
+    def _check_split(self, trainer) -> None:
+        shares = trainer.world_size * trainer.accumulate_grad_batches
+        if self.batch_size % shares:
+            raise SettingsError(
+                f"the global batch of {self.batch_size} items cannot be split over {trainer.world_size} devices x "
+                f"{trainer.accumulate_grad_batches} accumulated batches; make --data.batch_size a multiple of {shares}"
+            )
+        if self.epoch_items < self.batch_size:
+            raise SettingsError(
+                f"an epoch of {self.epoch_items} items holds no batch of {self.batch_size}; lower --data.batch_size or get more data"
+            )
+
     def val_dataloader(self) -> DataLoader:
         trainer = self.trainer or Alone()
         mine = range(trainer.global_rank, len(self.val_data), trainer.world_size)
         size = max(1, self.batch_size // (trainer.world_size * trainer.accumulate_grad_batches))
         return self._loader(self.val_data, [list(mine[i : i + size]) for i in range(0, len(mine), size)])
 
-    def _loader(self, data: Dataset, batches: Sampler) -> DataLoader:
+    def _loader(self, data: Dataset, batches: Sampler | None) -> DataLoader:
+        """A loader of batches of items by position, or of what an iterable makes batches of itself."""
         return ResumableLoader(
             data,
-            batch_sampler=batches,
+            **({"batch_sampler": batches} if batches is not None else {"batch_size": None}),
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
             pin_memory=torch.cuda.is_available(),
@@ -119,6 +134,32 @@ class SampleMean(Metric):
         mean = self.total / self.count
         variance = (self.squares / self.count - mean.square()).clamp(min=0) * self.count / (self.count - 1)
         return mean, (variance / self.count).sqrt()
+
+
+class UnigramTotalVariation(Metric):
+    """Total variation between the tokens seen at all coordinates and a law (V,); masks and the like are foreign to it.
+
+    The standard error is of first order: the distance is linear in the shares as long as none crosses the law.
+    """
+
+    higher_is_better = False
+
+    def __init__(self, law: Tensor, **kwargs):
+        super().__init__(**kwargs)
+        self.law = law
+        self.add_state("tokens", [], dist_reduce_fx="cat")
+
+    def update(self, tokens: Tensor) -> None:
+        self.tokens.append(tokens)
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        tokens = (torch.cat(self.tokens) if isinstance(self.tokens, list) else self.tokens).cpu()  # (N, D)
+        values = len(self.law)
+        tokens = tokens.masked_fill((tokens < 0) | (tokens >= values), values)
+        shares = torch.bincount(tokens.flatten(), minlength=values + 1) / tokens.numel()
+        difference = shares - torch.cat([self.law.double().cpu(), torch.zeros(1)])
+        slopes = (difference.sign() / 2)[tokens].mean(1)  # what a sample adds to the distance, (N,)
+        return difference.abs().sum() / 2, standard_error(slopes)
 
 
 class Alone:

@@ -1,0 +1,60 @@
+"""TextStatistics: what samples of text are measured against, made from the training split and saved beside the run."""
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tauflow import files
+from tauflow.errors import SettingsError
+from tauflow.ngrams import KneserNey
+
+GRAM = 8
+
+
+@dataclass(frozen=True)
+class TextStatistics:
+    unigrams: np.ndarray  # (V,) shares of the training tokens, float64
+    grams: np.ndarray  # (M,) sorted hashes of the training 8-grams
+    validation: np.ndarray  # (N, D) validation blocks, the reference of every table
+    ngrams: KneserNey
+
+    @classmethod
+    def of(cls, train: np.ndarray, validation: np.ndarray, num_tokens: int) -> "TextStatistics":
+        unigrams = np.bincount(train.ravel(), minlength=num_tokens).astype(np.float64)
+        order = 3 if num_tokens**3 <= 2**64 else 2
+        return cls(unigrams / unigrams.sum(), np.unique(_hashes(train)), validation, KneserNey.fit(train, num_tokens, order))
+
+    def memorised(self, tokens: np.ndarray) -> np.ndarray:
+        """Share of the 8-grams of each sample (B, D) that stand in the training text, float64 (B,)."""
+        hashes = _hashes(tokens)
+        place = np.minimum(np.searchsorted(self.grams, hashes), len(self.grams) - 1)
+        return (self.grams[place] == hashes).mean(1) if hashes.shape[1] else np.zeros(len(tokens))
+
+    def save(self, path: Path) -> None:
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, unigrams=self.unigrams, grams=self.grams, validation=self.validation, **self.ngrams.arrays())
+        with files.whole(path) as file:
+            file.write(buffer.getvalue())
+
+    @classmethod
+    def load(cls, path: Path, num_tokens: int) -> "TextStatistics":
+        with np.load(path, allow_pickle=False) as saved:
+            ngrams = KneserNey.from_arrays(saved)
+            if ngrams.num_tokens != num_tokens:
+                raise SettingsError(
+                    f"{path} was made with {ngrams.num_tokens} tokens, the model has {num_tokens}; remove it to make it again"
+                )
+            return cls(saved["unigrams"], saved["grams"], saved["validation"], ngrams)
+
+
+def _hashes(tokens: np.ndarray) -> np.ndarray:
+    """64-bit hashes of all 8-grams of each row (B, D - 7)."""
+    tokens = np.asarray(tokens).astype(np.uint64)
+    width = max(0, tokens.shape[1] - GRAM + 1)
+    result = np.zeros((len(tokens), width), dtype=np.uint64)
+    for k in range(GRAM):
+        result = (result ^ (tokens[:, k : k + width] + np.uint64(1))) * np.uint64(0x9E3779B97F4A7C15)
+        result ^= result >> np.uint64(29)
+    return result

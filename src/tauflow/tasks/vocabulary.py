@@ -1,0 +1,127 @@
+"""Tokenizers: characters or byte-level BPE made from the corpus, a tokenizer.json, GPT-2's pair of files, or one of the hub by name.
+
+All are `tokenizers.Tokenizer`s; `tokenizer.eos` is added as an attribute of the wrapper Vocabulary.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tauflow.errors import SettingsError
+
+EOS, UNKNOWN = "<eos>", "<unk>"
+KNOWN_EOS = (EOS, "<|endoftext|>", "</s>", "<|end_of_text|>", "<eos_token>", "[SEP]")
+PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # the file names that GPT-2's BPE goes by
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Text to tokens and back; documents end with `eos`."""
+
+    tokenizer: Tokenizer
+    eos: int
+
+    @property
+    def size(self) -> int:
+        return self.tokenizer.get_vocab_size()
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+    def encode_strictly(self, text: str) -> list[int]:
+        """Refuses text that the vocabulary cannot express."""
+        unknown = self.tokenizer.token_to_id(UNKNOWN)
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        for token, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token == unknown:
+                raise SettingsError(f"the model's vocabulary of characters has no {text[begin:end]!r}; leave it out of the text")
+        return encoding.ids
+
+    def decode(self, tokens: list[int], eos: str) -> str:
+        """Text of tokens, with `eos` where documents end."""
+        parts, part = [], []
+        for token in tokens:
+            if token == self.eos:
+                parts.append(part)
+                part = []
+            else:
+                part.append(token)
+        return eos.join(self.tokenizer.decode(piece, skip_special_tokens=False) for piece in [*parts, part])
+
+
+def vocabulary_from(json: str) -> Vocabulary:
+    """From the text of a tokenizer.json."""
+    try:
+        tokenizer = Tokenizer.from_str(json)
+    except Exception as error:
+        raise SettingsError(f"this is no tokenizer.json that the tokenizers library can read: {error}") from None
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    eos = next((tokenizer.token_to_id(name) for name in KNOWN_EOS if tokenizer.token_to_id(name) is not None), None)
+    if eos is None:
+        tokenizer.add_special_tokens([EOS])
+        eos = tokenizer.token_to_id(EOS)
+    return Vocabulary(tokenizer, eos)
+
+
+def characters(documents: Iterable[str]) -> str:
+    """A tokenizer.json with a token for every character of the documents."""
+    seen = sorted(set().union(*(set(document) for document in documents)))
+    vocabulary = {name: number for number, name in enumerate([EOS, UNKNOWN, *seen])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([EOS, UNKNOWN])
+    return tokenizer.to_str()
+
+
+def byte_level_bpe(documents: Iterable[str], size: int, progress: bool = False) -> str:
+    """A tokenizer.json of byte-level BPE with `size` tokens, trained on the documents."""
+    if size < 257:
+        raise SettingsError(f"byte-level BPE has 256 bytes and the end of a document: --data.vocabulary must be at least 257, got {size}")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=progress)
+    tokenizer.train_from_iterator(documents, trainer)
+    return tokenizer.to_str()
+
+
+def existing(name: str) -> str:
+    """The tokenizer.json of a file, a folder (tokenizer.json, or GPT-2's pair of files) or a name of the hub."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return _text_of(path)
+    if path.is_dir():
+        if (path / "tokenizer.json").is_file():
+            return _text_of(path / "tokenizer.json")
+        for vocabulary, merges in PAIRS:
+            if (path / vocabulary).is_file() and (path / merges).is_file():
+                return _byte_level_from(path / vocabulary, path / merges)
+        raise SettingsError(f"{path} holds no tokenizer.json and no {' or '.join(' + '.join(pair) for pair in PAIRS)}")
+    if name.endswith(".json") or "\\" in name or name.count("/") > 1 or name.startswith((".", "/")):
+        raise SettingsError(f"there is no tokenizer file {name}; name a tokenizer.json, a folder, a name of the hub, `bpe` or `characters`")
+    try:
+        return Tokenizer.from_pretrained(name).to_str()
+    except Exception as error:
+        raise SettingsError(
+            f"the tokenizer {name!r} cannot be fetched from the hub ({str(error).splitlines()[0]}); give a tokenizer.json instead"
+        ) from None
+
+
+def _byte_level_from(vocabulary: Path, merges: Path) -> str:
+    tokenizer = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([name for name in KNOWN_EOS if tokenizer.token_to_id(name) is not None])
+    return tokenizer.to_str()
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path} is no tokenizer.json: it is not text") from None

