@@ -174,18 +174,18 @@ class Propagator:
             law = pair[before, now] @ self.product(torch.where(leftover, rows, stay))
         return law
 
-    def tweedie_law(self, grid_name: str, nfe: int) -> Tensor:
-        """Terminal law (M,) of the Tweedie kernel P(y) = (1 - rho) 1{y = x} + rho p(y), on the grid with a finishing draw."""
-        grid = make_grid(grid_name, nfe - 1, self.schedule, 1e-3, draws=True)
+    def tweedie_law(self, grid_name: str, nfe: int, cutoff: float = 1e-3, draws: bool = True) -> Tensor:
+        """Terminal law (M,) of the Tweedie kernel P(y) = (1 - rho) 1{y = x} + rho p(y), on the grid with or without a finishing draw."""
+        grid = make_grid(grid_name, nfe - draws, self.schedule, cutoff, draws=draws)
         x, law = self.states, self.start()
-        for n in range(nfe - 1):
+        for n in range(grid.steps):
             rho = 1 - math.exp(-grid.dtau(n))
             stay = torch.nn.functional.one_hot(x, self.source.num_states).double()
             rows = torch.zeros_like(stay)
             rows[..., : self.law.num_tokens] = self.problem.evaluate(x, grid.t[n]).dense()
             rows = torch.where(self.source.movable(x)[:, :, None], (1 - rho) * stay + rho * rows, stay)
             law = law @ self.product(rows)
-        return law @ self.draw(self.problem.evaluate(x, grid.t[-1]), x)
+        return law @ self.draw(self.problem.evaluate(x, grid.t[-1]), x) if draws else law
 
     def marginal(self, kappa: float) -> Tensor:
         """The exact law (M,) of x_t on the mixture path at this kappa."""

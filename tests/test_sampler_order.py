@@ -40,12 +40,27 @@ def test_first_order_methods(source, name):
 
 
 @pytest.mark.parametrize("source", SOURCES)
+def test_tweedie_is_first_order(source):
+    propagator = Propagator(WEAK, source(2), schedule_from("quadratic"))
+    exact = propagator.marginal(0.8)
+    errors = [(propagator.tweedie_law("tau", count, cutoff=0.2, draws=False) - exact).abs().sum().item() / 2 for count in COUNTS]
+    assert slope(errors, COUNTS) == pytest.approx(1.0, abs=0.13)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_cie_is_second_order_where_the_grid_and_the_rate_are_smooth(source):
+    """On the t grid. On the tau grid a quadratic kappa makes the first step in t long, and the order falls."""
+    assert fitted(WEAK, source, "cie", grid="t") == pytest.approx(1.92, abs=0.13)
+    assert fitted(WEAK, source, "cie", grid="tau") < 1.6
+
+
+@pytest.mark.parametrize("source", SOURCES)
 def test_theta_trapezoidal_is_second_order_while_its_clamp_is_idle(source):
     assert fitted(WEAK, source, "theta_trapezoidal", grid="t") == pytest.approx(2.0, abs=0.1)
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("name", ["tr", "tr_cie", "theta_trapezoidal"])
+@pytest.mark.parametrize("name", ["tr", "cie", "tr_cie", "tr_cie_exact", "theta_rk2", "theta_trapezoidal"])
 def test_one_event_reduces_every_method_to_first_order(source, name):
     assert fitted(WEAK, source, name, jump="one_event") == pytest.approx(1.0, abs=0.25)
 

