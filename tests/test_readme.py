@@ -3,10 +3,12 @@
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import time
 
 import pytest
-from conftest import ROOT, run_train
+from conftest import ENV, ROOT, run_train
 
 README = (ROOT / "README.md").read_text()
 COMMANDS = [line.strip() for block in re.findall(r"```(?:bash|sh)\n(.*?)```", README, re.S) for line in block.splitlines() if line.strip()]
@@ -24,10 +26,11 @@ def test_train_commands_of_the_readme(command, tmp_path, trained):
     """Every train.py command of the README runs as it stands, shrunk by flags at its end; the smoke run is not shrunk."""
     args = shlex.split(command.split("python train.py", 1)[1], comments=True)
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    shutil.copy(ROOT / "README.md", tmp_path)
     begin = time.monotonic()
     if "configs/smoke.yaml" not in args:
         args += ["--data.batch_size=2", "--data.epoch_items=8", "--data.val_items=4", "--trainer.max_steps=4", "--model.network.width=16"]
-        args += ["--model.network.blocks=1"]
+        args += ["--model.network.blocks=1", "--evaluation.nfes=[2]", "--evaluation.num_samples=2"]
     if "--ckpt_path" in args:
         run_train(*[arg for arg in args if arg not in ("--ckpt_path", "last")], cwd=tmp_path)
         args += ["--trainer.max_steps=8"]
@@ -37,6 +40,20 @@ def test_train_commands_of_the_readme(command, tmp_path, trained):
     if "--help" not in args and "--print_config" not in args:
         assert "tensorboard --logdir checkpoints/" in result.stdout
         assert re.search(r"best\s+checkpoints/\S+/version_0/best\.ckpt", result.stdout)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if re.search(r"python sample\.py\b", c)])
+def test_sample_commands_of_the_readme(command, tmp_path, trained):
+    """As they stand, with fewer samples; the checkpoint is a tiny one with values 0 to 5."""
+    shutil.copytree(trained, tmp_path / "checkpoints" / "countdown" / "version_0")
+    args = shlex.split(command.split("python sample.py", 1)[1], comments=True)
+    args = [arg.replace("31 30 _ 28", "5 4 _ 2") for arg in args]
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "sample.py"), *args, "--num_samples", "2"], cwd=tmp_path, env=ENV, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    if "--out" in args:
+        assert (tmp_path / args[args.index("--out") + 1] / "quality_vs_nfe.png").exists()
 
 
 def test_python_example_of_the_readme(tmp_path, trained, monkeypatch, capsys):
