@@ -9,9 +9,11 @@ import pytest
 import torch
 from conftest import TINY, assert_equal, load_plain, read_scalars, run_train
 
+import tauflow
 from tauflow.cli.training import TauflowCLI
 from tauflow.samplers import SAMPLERS
 from tauflow.samplers.leaping import Leaping
+from tauflow.tables import Table
 
 WATCH = [
     *TINY,
@@ -111,6 +113,16 @@ def test_the_run_ends_with_a_table(watched):
     assert row.count("±") == 2
     assert (folder / "evaluation" / "quality_vs_nfe.png").exists()
     assert "tr_cie, NFE 4: error_rate" in (folder / "evaluation" / "samples.txt").read_text()
+
+
+def test_the_evaluation_is_that_of_the_checkpoint(watched):
+    """The numbers of the last evaluation come again from the checkpoint written after it: averaged weights, seeds and counts agree."""
+    folder, _ = watched
+    table = tauflow.evaluate(tauflow.load(folder / "last.ckpt"), ["euler", "tr_cie"], [2, 4], 6, batch_size=4)
+    logged = Table.read(folder / "evaluation")
+    for cell in table.cells:
+        for name, found in cell.metrics.items():
+            assert logged.measured(name, cell.sampler, cell.nfe).value == pytest.approx(found.value, abs=1e-9)
 
 
 def test_training_does_not_notice(watched, trained):

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import torch
 from conftest import ENV, ROOT, run_train
 
 README = (ROOT / "README.md").read_text()
@@ -54,6 +55,15 @@ def test_sample_commands_of_the_readme(command, tmp_path, trained):
     assert result.returncode == 0, result.stderr
     if "--out" in args:
         assert (tmp_path / args[args.index("--out") + 1] / "quality_vs_nfe.png").exists()
+
+
+def test_metric_of_the_docs():
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "monitoring.md").read_text(), re.S)
+    names = {}
+    exec(compile(example, "monitoring.md", "exec"), names)
+    metric = names["Zeros"]()
+    metric.update(torch.tensor([[0, 1], [0, 0]]))
+    assert [number.item() for number in metric.compute()] == pytest.approx([0.75, 0.25])
 
 
 def test_python_example_of_the_readme(tmp_path, trained, monkeypatch, capsys):
