@@ -43,9 +43,8 @@ def main() -> None:
     step(0)
     seconds = [timed(lambda n=n: step(n)) for n in (1, 2, 3)]
     print(f"parameters          {sum(p.numel() for p in model.network.parameters()) / 1e6:.1f} M")
-    print(
-        f"training step       {min(seconds):.1f} to {max(seconds):.1f} s for 1 x {LENGTH} tokens: {LENGTH / sorted(seconds)[1]:.0f} tokens a second"
-    )
+    rate = LENGTH / sorted(seconds)[1]
+    print(f"training step       {min(seconds):.1f} to {max(seconds):.1f} s for 1 x {LENGTH} tokens: {rate:.0f} tokens a second")
     print(f"peak memory         {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB with AdamW and averaged weights")
     network = model.ema.network
     with torch.no_grad():

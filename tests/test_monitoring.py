@@ -46,9 +46,10 @@ def test_every_promised_tag_has_its_points(watched, sampler):
     folder, _ = watched
     scalars = read_scalars(folder / sampler)
     expected = {f"{name}/nfe_{nfe}" for name in METRICS for nfe in (2, 4)}
-    expected |= {f"{name}_standard_error/nfe_{nfe}" for name in METRICS for nfe in (2, 4)}
-    shares = ("jumped", "clamped", "several_events", "leftover_masks", "sampler_ms_per_sample", "network_share")
-    expected |= {f"{name}/nfe_{nfe}" for name in shares for nfe in (2, 4)}
+    expected |= {f"standard_error/{name}/nfe_{nfe}" for name in METRICS for nfe in (2, 4)}
+    details = [*(f"steps/{name}" for name in ("jumped", "clamped", "several_events", "leftover_masks"))]
+    details += ["time/sampler_ms_per_sample", "time/network_share"]
+    expected |= {f"{name}/nfe_{nfe}" for name in details for nfe in (2, 4)}
     for tag in expected:
         assert [step for step, _ in scalars[tag]] == [8, 16, 24], tag
     results = json.loads((folder / "evaluation" / "results.json").read_text())

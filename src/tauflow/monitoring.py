@@ -21,6 +21,10 @@ from tauflow.plots import evolution
 from tauflow.runs import Run
 from tauflow.tables import Cell, Table
 
+DETAILS = {  # facts of a cell by the group of charts they stand in
+    "steps": ("jumped", "clamped", "several_events", "leftover_masks"),
+    "time": ("sampler_ms_per_sample", "network_share"),
+}
 CURVES = ".vs_nfe"  # ends the name of the event file with the curves over NFE
 
 
@@ -220,9 +224,10 @@ def _write_cell(writer: SummaryWriter, cell: Cell, step: int) -> None:
     for metric, found in cell.metrics.items():
         writer.add_scalar(f"{metric}/nfe_{cell.nfe}", found.value, step)
         if math.isfinite(found.standard_error):
-            writer.add_scalar(f"{metric}_standard_error/nfe_{cell.nfe}", found.standard_error, step)
-    for name in ("jumped", "clamped", "several_events", "leftover_masks", "sampler_ms_per_sample", "network_share"):
-        writer.add_scalar(f"{name}/nfe_{cell.nfe}", getattr(cell, name), step)
+            writer.add_scalar(f"standard_error/{metric}/nfe_{cell.nfe}", found.standard_error, step)
+    for group, names in DETAILS.items():
+        for name in names:
+            writer.add_scalar(f"{group}/{name}/nfe_{cell.nfe}", getattr(cell, name), step)
 
 
 def _replace_curves(folder: Path, cells: list[Cell]) -> None:
@@ -255,7 +260,7 @@ def _flat(prefix: str, value: Any) -> dict[str, Any]:
         return {name: item for key in inner for name, item in _flat(f"{prefix}/{key}".lstrip("/"), inner[key]).items()}
     if isinstance(value, str) and len(value) > 200:
         return {}  # a whole tokenizer is no hyper-parameter
-    return {prefix: str(value) if value is None or isinstance(value, list) else value}
+    return {} if isinstance(value, list) else {prefix: str(value) if value is None else value}
 
 
 def _tensorboard(trainer: Trainer) -> TensorBoardLogger | None:

@@ -61,7 +61,7 @@ def quality_vs_nfe(table: Table, metric: str) -> Figure:
 
 
 def evolution(states: Tensor, num_tokens: int, title: str) -> Figure:
-    """One sample from x_0 (top) to the end (bottom): colour is the token, grey a mask, a black frame a token that just changed."""
+    """One sample from x_0 (top) to the end (bottom): colour is the token, grey a mask, a black dot a token that just changed."""
     tokens = states.numpy()  # (N, D)
     steps, length = tokens.shape
     figure = Figure(figsize=(max(6.0, min(14.0, length * 0.06)), max(2.0, min(8.0, 1.2 + steps * 0.16))), layout="constrained")
