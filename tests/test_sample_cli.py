@@ -79,7 +79,18 @@ def test_a_grid_is_written(call, trained, tmp_path):
 
 def test_an_interrupted_grid_goes_on_where_it_stopped(trained, tmp_path):
     """Ctrl-C in the middle: whole files with the finished cells remain; the same command ends with the numbers of an undisturbed run."""
-    args = ["--ckpt", trained / "best.ckpt", "--sampler", "all", "--nfe", "8,64,256", "--num_samples", 300, "--batch_size", 50]
+    args = [
+        "--ckpt",
+        trained / "best.ckpt",
+        "--sampler",
+        "euler,tr_cie,tweedie",
+        "--nfe",
+        "8,16,32,64",
+        "--num_samples",
+        60,
+        "--batch_size",
+        30,
+    ]
     process = subprocess.Popen(command(*args, "--out", tmp_path / "a"), env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not (tmp_path / "a" / "results.json").exists() and process.poll() is None and time.monotonic() < deadline:
@@ -89,17 +100,17 @@ def test_an_interrupted_grid_goes_on_where_it_stopped(trained, tmp_path):
     assert process.returncode == 130, errors
     assert "the same command goes on where it stopped" in errors
     finished = [(cell.sampler, cell.nfe) for cell in Table.read(tmp_path / "a").cells]
-    assert 1 <= len(finished) < 36
+    assert 1 <= len(finished) < 12
 
     result = subprocess.run(command(*args, "--out", tmp_path / "a"), env=ENV, capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stderr
-    assert f"which has {len(finished)} of 36 cells" in result.stdout
+    assert f"which has {len(finished)} of 12 cells" in result.stdout
     table = Table.read(tmp_path / "a")
-    assert len(table.cells) == 36
+    assert len(table.cells) == 12
     run = tauflow.load(trained / "best.ckpt")
     other = next(cell for cell in table.cells if (cell.sampler, cell.nfe) not in finished)
     for name, nfe in (finished[0], (other.sampler, other.nfe)):
-        alone = tauflow.evaluate(run, name, [nfe], 300, batch_size=50)
+        alone = tauflow.evaluate(run, name, [nfe], 60, batch_size=30)
         assert table.cell(name, nfe).metrics == alone.cell(name, nfe).metrics
 
 
