@@ -96,12 +96,12 @@ def evaluate(
         task = bar.add_task("sampling", total=len(todo) * len(batches.mine())) if bar else None
         for name, nfe in todo:
             if bar:
-                bar.update(task, description=f"sampling {name}, NFE {nfe}")
+                bar.update(task, description=f"sampling {name}, NFE {nfe}", refresh=True)
             reason = until() if until else ""
             if _max(float(bool(reason))):
                 cells[name, nfe] = Cell(name, nfe, problem=f"skipped: {reason or 'stopped on another device'}")
             else:
-                advance = (lambda: bar.advance(task)) if bar else (lambda: None)
+                advance = (lambda: bar.update(task, advance=1, refresh=True)) if bar else (lambda: None)
                 cells[name, nfe] = _cell(run, name, samplers[name], nfe, batches, metrics, show, device, keep_going, advance, options)
             if on_cell:
                 on_cell(table())
