@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,13 @@ def train_command(*args: str) -> list[str]:
 
 def run_train(*args: str, cwd: Path, timeout: float = 240) -> subprocess.CompletedProcess:
     return subprocess.run(train_command(*args), cwd=cwd, env=ENV, capture_output=True, text=True, timeout=timeout)
+
+
+def wait_for(path: Path, process: subprocess.Popen, seconds: float = 120) -> None:
+    """Until a running command has written the file, or has ended."""
+    deadline = time.monotonic() + seconds
+    while not path.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.0005)
 
 
 def read_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:

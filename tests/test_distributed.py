@@ -4,11 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
-from conftest import ENV, TINY, load_plain, read_scalars, run_train, train_command
+from conftest import ENV, TINY, load_plain, read_scalars, run_train, train_command, wait_for
 
 
 def test_two_processes_train_the_same_model(trained, tmp_path):
@@ -81,12 +80,11 @@ def test_ranks_see_different_items_and_times_and_the_same_metrics(tmp_path):
 
 
 def test_a_signal_to_one_process_stops_all_and_saves(tmp_path):
-    """SIGTERM to the first process alone: both agree to stop after the same step."""
+    """SIGTERM to the first process alone: both agree to stop after the same step, and that samplers are not evaluated then."""
     args = [*TINY, "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_steps=100000", f"--trainer.default_root_dir={tmp_path}"]
+    args += ["--evaluation.every_n_validations=1000000", "--evaluation.samplers=euler", "--evaluation.nfes=[2]"]
     process = subprocess.Popen(train_command(*args), cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "version_0" / "last.ckpt").exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(tmp_path / "version_0" / "last.ckpt", process)
     os.kill(process.pid, signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output

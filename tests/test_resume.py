@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ENV, TINY, assert_equal, load_plain, read_scalars, run_train, train_command
+from conftest import ENV, TINY, assert_equal, load_plain, read_scalars, run_train, train_command, wait_for
 
 STEPS = 20  # an epoch is 8 steps, so 20 end in the middle of one
 
@@ -57,9 +57,7 @@ def test_ctrl_c_saves_and_resumes(uninterrupted, tmp_path, extra):
     process = subprocess.Popen(
         train_command(*common), cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "version_0" / "last.ckpt").exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.0005)
+    wait_for(tmp_path / "version_0" / "last.ckpt", process)
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output

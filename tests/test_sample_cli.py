@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from conftest import ENV, ROOT, load_plain
+from conftest import ENV, ROOT, load_plain, wait_for
 
 import tauflow.cli.sampling
 from tauflow.tables import Table
@@ -92,9 +92,7 @@ def test_an_interrupted_grid_goes_on_where_it_stopped(trained, tmp_path):
         30,
     ]
     process = subprocess.Popen(command(*args, "--out", tmp_path / "a"), env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "a" / "results.json").exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(tmp_path / "a" / "results.json", process)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors

@@ -114,7 +114,7 @@ class SamplerEvaluation(Callback):
         """A run may end between validations."""
         stop = _stop_of(trainer)
         evaluated = self.table is not None and self.table.settings["step"] == trainer.global_step
-        if self.every_n_validations and trainer.global_step and not evaluated and not (stop and stop.asked):
+        if self.every_n_validations and trainer.global_step and not evaluated and not (stop and stop.stopped_by):
             self._values = self._evaluate(trainer, pl_module)
 
     def _evaluate(self, trainer: Trainer, pl_module: DFMModule) -> dict[str, float]:
