@@ -153,8 +153,10 @@ def in_process(folder, *args):
 def test_a_failing_sampler_is_named_and_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.setitem(SAMPLERS, "broken", Broken)
     plain = in_process(tmp_path / "plain", "--evaluation.every_n_validations=0")
+    state = torch.get_rng_state()
     with pytest.warns(UserWarning, match="broken at NFE 2 failed: RuntimeError: out of luck"):
         broken = in_process(tmp_path / "broken", "--evaluation.samplers=[broken,euler]")
+    assert torch.equal(torch.get_rng_state(), state), "what a sampler draws from the global generator is put back"
     assert_equal(plain.model.state_dict(), broken.model.state_dict())
     folder = tmp_path / "broken" / "version_0"
     assert read_scalars(folder)["train/loss"] == read_scalars(tmp_path / "plain" / "version_0")["train/loss"]
