@@ -33,7 +33,8 @@ class Measured:
     count: float | None = None  # of what was measured, such as judged tokens
 
     def __str__(self) -> str:
-        return f"{self.value:.4f} ± {self.standard_error:.4f}"
+        digits = 4 if abs(self.value) < 10 else 1  # rates and entropies; perplexities
+        return f"{self.value:.{digits}f} ± {self.standard_error:.{digits}f}"
 
 
 NUMBERS = [item.name for item in dataclasses.fields(Measured)]

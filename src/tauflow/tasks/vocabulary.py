@@ -28,7 +28,7 @@ class Vocabulary:
         return self.tokenizer.get_vocab_size()
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
+        return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def encode_strictly(self, text: str) -> list[int]:
         """Refuses text that the vocabulary cannot express."""
