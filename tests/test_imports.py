@@ -14,6 +14,7 @@ HEAVY = {"lightning", "transformers", "datasets", "tokenizers", "torchmetrics", 
 ALLOWED = {
     "errors": set(),
     "seeds": set(),
+    "processes": set(),
     "schedules": set(),
     "sources": set(),
     "networks": set(),
@@ -35,7 +36,7 @@ ALLOWED = {
     "tables": {"errors", "files", "plots", "tasks.base"},
     "plots": {"samplers", "tables"},
     "evaluation": {
-        *("errors", "seeds", "denoisers", "samplers", "sampling", "runs", "tables", "tasks.base", "heavy"),
+        *("errors", "seeds", "denoisers", "processes", "samplers", "sampling", "runs", "tables", "tasks.base", "heavy"),
     },
     "monitoring": {
         *("errors", "callbacks", "checkpoints", "evaluation", "module", "plots", "runs", "tables", "heavy"),

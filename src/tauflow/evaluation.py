@@ -18,6 +18,7 @@ from torchmetrics import MetricCollection
 
 from tauflow.denoisers import Denoiser, Evaluation, denoiser_from
 from tauflow.errors import SamplingError
+from tauflow.processes import backend, highest, over_ranks, rank, world_size
 from tauflow.runs import Run
 from tauflow.samplers import SAMPLERS, Result, Sampler, StepInfo
 from tauflow.sampling import OPTIONS, budget, check_temperature, sample, sampler_from
@@ -85,8 +86,8 @@ def evaluate(
     cells = {(cell.sampler, cell.nfe): cell for cell in done if not cell.problem and (cell.sampler, cell.nfe) in order}
     todo = [key for key in order if key not in cells]
     batches = Batches(num_samples, batch_size, seed)
-    if batches.count < _world_size() and _rank() == 0:
-        warnings.warn(f"{batches.count} batches of samples leave devices idle; lower batch_size to use all {_world_size()}", stacklevel=2)
+    if batches.count < world_size() and rank() == 0:
+        warnings.warn(f"{batches.count} batches of samples leave devices idle; lower batch_size to use all {world_size()}", stacklevel=2)
 
     def table() -> Table:
         return Table([cells[key] for key in order if key in cells], higher, real, settings or {}, notes)
@@ -98,7 +99,7 @@ def evaluate(
             if bar:
                 bar.update(task, description=f"sampling {name}, NFE {nfe}", refresh=True)
             reason = until() if until else ""
-            if _max(float(bool(reason))):
+            if highest(float(bool(reason))):
                 cells[name, nfe] = Cell(name, nfe, problem=f"skipped: {reason or 'stopped on another device'}")
             else:
                 advance = (lambda: bar.update(task, advance=1, refresh=True)) if bar else (lambda: None)
@@ -200,7 +201,7 @@ class Batches:
 
     def mine(self) -> range:
         """The batches of this rank."""
-        return range(_rank(), self.count, _world_size())
+        return range(rank(), self.count, world_size())
 
     def size(self, i: int) -> int:
         return min(self.batch_size, self.num_samples - i * self.batch_size)
@@ -222,7 +223,7 @@ def _cell(
     advance: Callable[[], None],
     options: dict[str, Any],
 ) -> Cell:
-    home = torch.device("cuda", torch.cuda.current_device()) if _backend() == "nccl" else torch.device("cpu")
+    home = torch.device("cuda", torch.cuda.current_device()) if backend() == "nccl" else torch.device("cpu")
     metrics = metrics.to(home)
     metrics.reset()
     counts, largest, forwards, problem, first = Counts(), 0, 0, "", None
@@ -257,7 +258,7 @@ def _cell(
                 first = (result.tokens[:show].tolist(), _trajectory(run, batches, shape, states, result, options))
             advance()
     except Exception as error:
-        if not keep_going and _world_size() == 1:
+        if not keep_going and world_size() == 1:
             raise
         problem = f"failed: {_line(error)}"
     problem = _agree(problem)
@@ -265,7 +266,7 @@ def _cell(
         try:
             measured = _measured(metrics)
         except Exception as error:
-            if not keep_going and _world_size() == 1:
+            if not keep_going and world_size() == 1:
                 raise
             problem = f"failed: {_line(error)}"
         problem = _agree(problem)
@@ -273,13 +274,13 @@ def _cell(
         if not keep_going:
             raise SamplingError(f"{name} at NFE {nfe} {problem}")
         return Cell(name, nfe, problem=problem)
-    counts = counts.over_ranks()
+    counts = counts.of_all_ranks()
     return Cell(
         sampler=name,
         nfe=nfe,
         samples=int(counts.samples),
-        counted_nfe=int(_max(largest)),
-        forwards=int(_max(forwards)),
+        counted_nfe=int(highest(largest)),
+        forwards=int(highest(forwards)),
         seconds=counts.seconds,
         network_seconds=counts.network_seconds,
         metrics=measured,
@@ -311,7 +312,7 @@ def _line(error: Exception) -> str:
 
 def _agree(problem: str) -> str:
     """A problem of any rank is everyone's."""
-    return problem or "failed: on another device" if _max(float(bool(problem))) else ""
+    return problem or "failed: on another device" if highest(float(bool(problem))) else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,8 +333,8 @@ class Counts:
         new = (samples, seconds, network_seconds, *(samples * share for share in (*shares, result.info.leftover_masks)))
         return Counts(*(old + more for old, more in zip(dataclasses.astuple(self), new, strict=True)))
 
-    def over_ranks(self) -> "Counts":
-        return Counts(*_reduce(dataclasses.astuple(self), "SUM"))
+    def of_all_ranks(self) -> "Counts":
+        return Counts(*over_ranks(dataclasses.astuple(self), "SUM"))
 
 
 class Timer:
@@ -386,7 +387,7 @@ def _progress(progress: Any):
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    if _rank():
+    if rank():
         yield None
         return
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("batches"), TimeRemainingColumn()
@@ -398,31 +399,3 @@ def _now() -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # work is queued: wait for what is timed
     return time.perf_counter()
-
-
-# The process group, if there is one
-
-
-def _backend() -> str:
-    distributed = torch.distributed
-    return distributed.get_backend() if distributed.is_available() and distributed.is_initialized() else ""
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank() if _backend() else 0
-
-
-def _world_size() -> int:
-    return torch.distributed.get_world_size() if _backend() else 1
-
-
-def _reduce(values: Iterable[float], operation: str) -> list[float]:
-    device = "cuda" if _backend() == "nccl" else "cpu"
-    tensor = torch.tensor(list(values), dtype=torch.float64, device=device)
-    if _backend():
-        torch.distributed.all_reduce(tensor, getattr(torch.distributed.ReduceOp, operation))
-    return tensor.tolist()
-
-
-def _max(value: float) -> float:
-    return _reduce([value], "MAX")[0]

@@ -14,7 +14,7 @@ from lightning.fabric.utilities import rank_zero_only
 
 from tauflow.errors import CheckpointError, SettingsError, TauflowError
 from tauflow.evaluation import OPTIONS, SETS, check, choose_samplers, evaluate
-from tauflow.files import refuse_unwritable
+from tauflow.files import refuse_unwritable, write
 from tauflow.runs import Run, load
 from tauflow.samplers import SAMPLERS
 from tauflow.tables import Table, plain
@@ -129,9 +129,9 @@ def _sample(arguments: argparse.Namespace) -> Table:
     if done:
         say(f"continuing  {arguments.out}, which has {len(done)} of {len(samplers) * len(nfes)} cells")
 
-    def save(table: Table) -> None:
+    def keep(table: Table) -> None:
         if arguments.out and fabric.is_global_zero:
-            table.save(arguments.out, run.task)
+            write(arguments.out / "results.json", table.to_json())  # all that an interrupted grid needs to go on
 
     with fabric.autocast():
         table = evaluate(
@@ -145,7 +145,7 @@ def _sample(arguments: argparse.Namespace) -> Table:
             progress=not arguments.no_progress,
             keep_going=True,
             done=done,
-            on_cell=save,
+            on_cell=keep,
             settings=settings,
             **options,
         )
@@ -154,7 +154,7 @@ def _sample(arguments: argparse.Namespace) -> Table:
             print(f"\n{table.samples_text(run.task)}", flush=True)
         table.print()
         if arguments.out:
-            save(table)
+            table.save(arguments.out, run.task)
             print(f"written to  {arguments.out}  (results.json, results.csv, results.md, quality_vs_nfe.png, samples.txt)")
     return table
 

@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from tauflow.errors import SettingsError
 from tauflow.judges import DEFINITIONS, Judge, NgramJudge, bootstrap, causal_judge
 from tauflow.tasks.base import Alone, SampleMean, Task, UnigramTotalVariation
 from tauflow.tasks.blocks import Fixed, InMemory, Shuffled, Streamed, cached_blocks, first_validation_blocks
-from tauflow.tasks.corpus import BuiltIn, Corpus, DocumentName, Files, Hub
+from tauflow.tasks.corpus import BuiltIn, Corpus, DocumentName, Files, Hub, in_validation
 from tauflow.tasks.statistics import TextStatistics
 from tauflow.tasks.vocabulary import byte_level_bpe, characters, existing, vocabulary_from
 
@@ -129,8 +130,6 @@ class Text(Task):
             if self.tokenizer == "characters":
                 text = characters(documents)
             else:
-                from tauflow.tasks.corpus import in_validation
-
                 training = [document for document in documents if not in_validation(document, self.val_share, self.seed)]
                 text = byte_level_bpe(training or documents, self.vocabulary)
             files.write(path, text)
@@ -184,8 +183,6 @@ class Text(Task):
         val = self.val_data.blocks[list(range(len(self.val_data)))]["tokens"] if hasattr(self, "val_data") else self._blocks[1][:]["tokens"]
         rows = max(1, self.statistics_tokens // self.length)
         if self.streaming:
-            from itertools import islice
-
             stream = Streamed(self.corpus, self.tokens, self.length, self.val_share, self.seed, 1, 1, 1, 0, 1, step=lambda: 0, shuffle=0)
             train = np.stack(list(islice(stream._passes(), min(rows, 4096))))
         else:

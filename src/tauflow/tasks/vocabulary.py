@@ -1,6 +1,6 @@
 """Tokenizers: characters or byte-level BPE made from the corpus, a tokenizer.json, GPT-2's pair of files, or one of the hub by name.
 
-All are `tokenizers.Tokenizer`s; `tokenizer.eos` is added as an attribute of the wrapper Vocabulary.
+A Vocabulary is a `tokenizers.Tokenizer` that knows which token ends a document.
 """
 
 from collections.abc import Iterable
