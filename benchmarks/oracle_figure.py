@@ -2,12 +2,11 @@
 
     python benchmarks/oracle_figure.py
 
-Leaping and theta samplers and `tweedie` are propagated exactly (tests/oracles.py); `fhs`, `ho_fhs` and `tweedie_d3pm` are sampled 400 000
+Leaping and theta samplers and `tweedie` are propagated exactly (tauflow/oracles.py); `fhs`, `ho_fhs` and `tweedie_d3pm` are sampled 400 000
 times, so their errors below 0.003 are Monte-Carlo noise. The law has 3 coordinates of 3 tokens with log-probabilities N(0, 1):
 coordinates depend on each other enough for the clamp to fire sometimes.
 """
 
-import sys
 from pathlib import Path
 
 import matplotlib
@@ -16,10 +15,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from oracles import EnumerableLaw, Propagator
-
 import tauflow
+from tauflow.oracles import EnumerableLaw, Propagator
 from tauflow.samplers import SAMPLERS
 
 BUDGETS = [2, 4, 8, 16, 32, 64]

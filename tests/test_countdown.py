@@ -2,9 +2,9 @@ import math
 
 import pytest
 import torch
-from oracles import countdown_posterior
 
 from tauflow import Masked, Uniform, schedule_from
+from tauflow.oracles import countdown_posterior
 from tauflow.tasks import Countdown
 from tauflow.tasks.countdown import CountdownItems, entropy, stationary_law, transition_matrix, violations
 
@@ -84,7 +84,7 @@ def test_stationary_law_and_entropy():
 
 @pytest.mark.parametrize("source", [Masked(4), Uniform(4)])
 def test_forward_backward_equals_enumeration(source):
-    from oracles import EnumerableLaw
+    from tauflow.oracles import EnumerableLaw
 
     law = EnumerableLaw(torch.zeros(4**4, dtype=torch.float64), 4, 4)
     transition = transition_matrix(4)

@@ -6,11 +6,11 @@ import time
 
 import pytest
 import torch
-from oracles import countdown_posterior
 
 import tauflow
 from tauflow.errors import SamplingError
 from tauflow.evaluation import SETS
+from tauflow.oracles import countdown_posterior
 from tauflow.tables import Cell, Measured, Table
 
 LENGTH, VALUES = 12, 5

@@ -29,6 +29,10 @@ ALLOWED = {
     "samplers.theta": {"errors", "samplers.base", "samplers.grids", "samplers.leap", "samplers.leaping"},
     "samplers.first_hitting": {"sources", "samplers.base", "samplers.grids", "samplers.leap"},
     "sampling": {"errors", "denoisers", "schedules", "sources", "samplers", "samplers.base"},
+    "oracles": {
+        *("denoisers", "schedules", "sources", "samplers.base", "samplers.grids", "samplers.leap", "samplers.leaping", "samplers.theta"),
+        *("tasks.countdown", "heavy"),
+    },
     "ema": set(),
     "files": {"errors"},
     "checkpoints": {"errors", "files", "heavy"},

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from oracles import EnumerableLaw, countdown_posterior
 
 from tauflow import Masked, MixturePath, Uniform, schedule_from
 from tauflow.losses import bound_integrand, stratified_mean
+from tauflow.oracles import EnumerableLaw, countdown_posterior
 from tauflow.paths import spread_kappas
 from tauflow.tasks import countdown
 

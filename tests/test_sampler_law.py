@@ -8,11 +8,11 @@ import math
 
 import pytest
 import torch
-from oracles import EnumerableLaw, Propagator, countdown_posterior
 
 import tauflow
 from tauflow import Masked, Uniform, schedule_from
 from tauflow.denoisers import CallableDenoiser
+from tauflow.oracles import EnumerableLaw, Propagator, countdown_posterior
 from tauflow.samplers import SAMPLERS
 from tauflow.samplers.leap import Clamp, Term, categorical, intensities, leap, leap_dense
 from tauflow.tasks.countdown import violations

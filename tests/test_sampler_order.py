@@ -6,10 +6,10 @@ uniform in t up to 1 the last steps have a fixed length in tau, so a slope up to
 
 import pytest
 import torch
-from oracles import EnumerableLaw, Propagator, slope
 
 from tauflow import Masked, Uniform, schedule_from
 from tauflow.denoisers import CallableDenoiser
+from tauflow.oracles import EnumerableLaw, Propagator, slope
 from tauflow.samplers import SAMPLERS
 from tauflow.samplers.base import Problem, State
 from tauflow.samplers.grids import Grid

@@ -1,4 +1,4 @@
-"""Ground truth for tests: laws that can be enumerated, with their exact posteriors.
+"""Ground truth: laws that can be enumerated, with their exact posteriors, and the exact law that a sampler reaches on them.
 
 Shapes: B sequences, D coordinates, V data tokens, V^D sequences of the enumerated space.
 """
