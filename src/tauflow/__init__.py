@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from tauflow.denoisers import Denoiser, from_masked_lm, from_probabilities
 from tauflow.errors import TauflowError
+from tauflow.orders import learn_order
 from tauflow.paths import MixturePath
 from tauflow.samplers import SAMPLERS, Result, Sampler
 from tauflow.sampling import sample
@@ -32,6 +33,7 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 
 _LAZY = {  # these bring lightning along, so they are imported when they are first asked for
     "evaluate": "tauflow.evaluation",
+    "export": "tauflow.checkpoints",
     "load": "tauflow.runs",
     "Run": "tauflow.runs",
     "Countdown": "tauflow.tasks",
@@ -58,6 +60,7 @@ __all__ = [
     "Uniform",
     "from_masked_lm",
     "from_probabilities",
+    "learn_order",
     "sample",
     "schedule_from",
     *_LAZY,

@@ -60,6 +60,14 @@ def read(path: str | Path) -> dict[str, Any]:
     return checkpoint
 
 
+def export(path: str | Path, target: str | Path) -> None:
+    """Writes what sampling needs of a checkpoint: the averaged weights and how to rebuild model and task; training cannot go on from it."""
+    checkpoint = read(path)
+    weights = {name: value.clone() for name, value in checkpoint["state_dict"].items() if name.startswith("ema.")}
+    with whole(target) as file:
+        torch.save({"state_dict": weights, "global_step": checkpoint["global_step"], KEY: checkpoint[KEY]}, file)
+
+
 def refuse_foreign_classes(checkpoint: dict[str, Any], allowed: Iterable[type], path: str | Path) -> None:
     """Raises unless every class that the checkpoint names, in our entry or in Lightning's hyper-parameters, is an allowed one."""
     known = {_path_of(cls) for cls in allowed} | HARMLESS

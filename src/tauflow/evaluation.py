@@ -30,8 +30,12 @@ SETS = {
     "all": list(SAMPLERS),
     "paper": ["euler", "tweedie", "theta_rk2", "theta_trapezoidal", "fhs", "ho_fhs", "tr_cie", "tr_cie_paper"],
     "ablation": ["euler", "euler_tau_grid", "tr", "cie", "tr_cie", "tr_cie_exact"],
+    "beyond": [
+        *("euler", "tweedie", "tr_cie", "ho_fhs", "fhs_pairs", "spaced", "spaced_sharp", "learned_order", "entropy_budget"),
+        *("bridge", "bridge_systematic"),
+    ],
 }
-"""Samplers by the name of a set; members that do not support the source are left out, and said so."""
+"""Samplers by the name of a set; members that do not support the source, or lack a learned order, are left out, and said so."""
 
 Samplers = str | Sequence[str] | Mapping[str, Sampler | str]
 CONDITIONS = ("temperature", "guidance", "dense", "prompt", "prompt_mask")  # options of tauflow.sample that hold for all samplers
@@ -51,6 +55,7 @@ def evaluate(
     keep_going: bool = False,
     until: Callable[[], str] | None = None,
     done: Iterable[Cell] = (),
+    real: dict[str, Measured] | None = None,
     on_cell: Callable[[Table], None] | None = None,
     settings: dict[str, Any] | None = None,
     **options,
@@ -59,7 +64,7 @@ def evaluate(
 
     Args:
         run: task, denoiser, source and schedule: from `tauflow.load`, or your own `tauflow.Run`.
-        samplers: names (a list, or separated by commas), a set (all, paper, ablation), or {name: Sampler}.
+        samplers: names (a list, or separated by commas), a set (all, paper, ablation, beyond), or {name: Sampler}.
         nfes: budgets of evaluations.
         num_samples: samples of each cell, over all devices.
         batch_size: samples drawn together. It is the unit that devices share, and part of what makes a sample: each batch has its seed.
@@ -70,10 +75,11 @@ def evaluate(
         keep_going: note a sampler that fails in its cell and go on; else raise.
         until: asked before each cell for a reason to stop; the remaining cells are noted as skipped for that reason.
         done: cells of an earlier call that need not be made again.
+        real: numbers of real data from an earlier call; measured if there are none.
         on_cell: called with the table so far after each cell, on every rank.
         settings: kept in the table, for the record.
-        options: of `tauflow.sample`: grid, jump, cutoff, finish, eps_0, ceiling, theta go to the samplers that have them; temperature,
-            guidance, dense, and prompt with prompt_mask (D,) to all.
+        options: of `tauflow.sample`: those of samplers (tauflow.sampling.OPTIONS) go to the samplers that have them; temperature, guidance,
+            dense, and prompt with prompt_mask (D,) to all. The geometry is the task's, the learned order the run's.
     """
     samplers, notes = choose_samplers(samplers, run, **{name: options.pop(name, None) for name in OPTIONS})
     if unknown := [name for name in options if name not in CONDITIONS]:
@@ -92,7 +98,8 @@ def evaluate(
     def table() -> Table:
         return Table([cells[key] for key in order if key in cells], higher, real, settings or {}, notes)
 
-    real, notes = _reference(run.task, num_samples, notes, keep_going)
+    if real is None:
+        real, notes = _reference(run.task, num_samples, notes, keep_going)
     with _progress(progress) as bar:
         task = bar.add_task("sampling", total=len(todo) * len(batches.mine())) if bar else None
         for name, nfe in todo:
@@ -125,6 +132,8 @@ def choose_samplers(samplers: Samplers, run: Run, **options) -> tuple[dict[str, 
             sampler = sampler_from(member)
             if name in SETS and not isinstance(run.source, sampler.sources):
                 notes.append(f"{member} is left out: it does not support the {source} source of this model")
+            elif name in SETS and sampler.needs_ranks and run.ranks is None:
+                notes.append(f"{member} is left out: this run has no learned order; make one with tauflow.learn_order")
             else:
                 chosen.setdefault(member, sampler)
     if not chosen:
@@ -135,6 +144,11 @@ def choose_samplers(samplers: Samplers, run: Run, **options) -> tuple[dict[str, 
             raise SamplingError(f"{name} does not support the {source} source of this model; try one of {', '.join(others)}")
         fields = {item.name for item in dataclasses.fields(sampler)}
         chosen[name] = sampler_from(sampler, **{option: value for option, value in given.items() if option in fields})
+        if chosen[name].needs_ranks and run.ranks is None:
+            raise SamplingError(
+                f"{name} needs a learned order, and this run has none: make one with tauflow.learn_order and keep it beside the checkpoint "
+                "with tauflow.orders.save; or use spaced"
+            )
     for option, value in given.items():
         without = [name for name, sampler in chosen.items() if option not in {item.name for item in dataclasses.fields(sampler)}]
         if len(without) == len(chosen):
@@ -248,6 +262,8 @@ def _cell(
                 nfe,
                 seed=batches.seed_for(i),
                 device=device,
+                geometry=run.task.geometry,
+                ranks=run.ranks,
                 observer=(lambda info, state, states=states: states.append(state.x[0].cpu())) if i == 0 else None,
                 **_spread(options, shape),
             )

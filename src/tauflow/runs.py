@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from tauflow import schedules, tasks
+from tauflow import orders, schedules, tasks
 from tauflow.checkpoints import KEY, build, read, refuse_foreign_classes
 from tauflow.denoisers import Denoiser
 from tauflow.errors import CheckpointError
@@ -23,6 +24,9 @@ CLASSES: tuple[type, ...] = (
 )
 """The classes that a checkpoint may name."""
 
+SHIPPED = Path(__file__).parents[2] / "checkpoints" / "shipped"
+"""Trained countdown models that come with the project: countdown_masked.ckpt and countdown_uniform.ckpt."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -31,6 +35,7 @@ class Run:
     source: Source
     schedule: Schedule
     step: int = 0  # optimizer steps the weights were trained for
+    ranks: Tensor | None = None  # (D,) the learned order of reveals, if one lies beside the checkpoint
 
 
 def load(path: str | Path, device: str | torch.device = "cpu", classes: Iterable[type] = ()) -> Run:
@@ -60,4 +65,5 @@ def load(path: str | Path, device: str | torch.device = "cpu", classes: Iterable
         source=module.path.source,
         schedule=module.path.schedule,
         step=int(checkpoint["global_step"]),
+        ranks=orders.read(path, task.seq_len),
     )

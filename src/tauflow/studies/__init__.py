@@ -1,0 +1,10 @@
+"""The paper's tables and figures, and our own questions, as studies: `python -m tauflow.studies NAME --out DIR`.
+
+To add one, write a class in one of these rooms (its docstring is the question) and name it here.
+"""
+
+from tauflow.studies.models import Ablation, Countdown, Epsilon, Text
+from tauflow.studies.runtime import Runtime
+from tauflow.studies.theory import Order, Schedules
+
+STUDIES = {study.__name__.lower(): study for study in (Countdown, Ablation, Epsilon, Runtime, Order, Schedules, Text)}

@@ -1,0 +1,139 @@
+"""What a person looks at: results as CSV, as Markdown tables and as one figure."""
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+
+from tauflow import files
+from tauflow.errors import TauflowError
+from tauflow.plots import style_of
+from tauflow.samplers import SAMPLERS
+from tauflow.studies.base import Results, Study
+
+COLUMNS = 9  # of a table; a longer series is thinned out
+TAB20 = colormaps["tab20"].colors
+LINEAR = {"sequence_error_rate", "entropy_bits", "distinct_2", "distinct_3", "memorised_8grams", "slope"}  # others have log axes
+
+
+def save(study: Study, results: Results, folder: Path, command: str) -> None:
+    """Writes results.csv, results.md and figure.png beside results.json; each file whole."""
+    files.write(folder / "results.csv", to_csv(results))
+    files.write(folder / "results.md", to_markdown(study, results, command))
+    with files.whole(folder / "figure.png") as file:
+        figure(study, results).savefig(file, format="png", dpi=110)
+
+
+def to_csv(results: Results) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["panel", "row", "x", "seed", "metric", "value", "standard_error"])
+    writer.writerows(
+        [each.panel, each.row, f"{each.x:g}", each.seed, each.metric, each.value, each.standard_error] for each in results.records
+    )
+    return text.getvalue()
+
+
+def to_markdown(study: Study, results: Results, command: str) -> str:
+    question = " ".join((type(study).__doc__ or "").split())
+    settings = study.settings
+    parts = [f"# {results.study}\n\n{question}\n\n```bash\n{command}\n```\n"]
+    parts.append(f"{settings.samples} samples of each of {len(settings.seeds)} seeds; mean over seeds ± standard error over all samples.\n")
+    for panel in results.panels():
+        parts.extend(table(results, panel, metric, study.x_name) for metric in study.shown if results.rows(panel, metric))
+    return "\n".join(parts)
+
+
+def table(
+    results: Results,
+    panel: str,
+    metric: str,
+    x_name: str | None = None,
+    xs: Sequence[float] | None = None,
+    rows: Sequence[str] | None = None,
+    ratio: str | None = None,
+) -> str:
+    """A Markdown table of one panel and metric: a line for each row, a column for each x; as ratios to a row if one is named."""
+    xs = xs or results.xs(panel, metric)
+    if len(xs) > COLUMNS:
+        xs = [xs[round(i * (len(xs) - 1) / (COLUMNS - 1))] for i in range(COLUMNS)]
+    found = rows or results.rows(panel, metric)
+    if not found or not xs or (missing := set(found) - set(results.rows(panel, metric))):
+        raise TauflowError(f"the study {results.study} has no {metric} of {panel}" + (f" for {', '.join(missing)}" if rows else ""))
+    title = f"{panel}: {metric}" + (f" by {x_name}" if x_name else "") + (f", ratio to {ratio}" if ratio else "")
+    lines = [f"| {title} | {' | '.join(f'{x:.4g}' for x in xs)} |", "|---" * (len(xs) + 1) + "|"]
+    for row in found:
+        lines.append(f"| {row} | {' | '.join(cell(results, panel, row, x, metric, ratio) for x in xs)} |")
+    return "\n".join(lines) + "\n"
+
+
+def cell(results: Results, panel: str, row: str, x: float, metric: str, ratio: str | None = None) -> str:
+    """A number as every table and page shows it: as many digits as mean something."""
+    found = results.measured(panel, row, x, metric)
+    if found is None or math.isnan(found.value):
+        return ""
+    if ratio:
+        base = results.measured(panel, ratio, x, metric)
+        return f"{found.value / base.value:.3f}" if base and base.value else ""
+    size = abs(found.value)
+    if size and not 1e-3 <= size < 1e5:
+        return f"{found.value:.2e}"
+    digits = 4 if size < 1 else 3 if size < 10 else 1
+    error = f" ± {found.standard_error:.{digits}f}" if found.standard_error > 0 else ""
+    return f"{found.value:.{digits}f}{error}"
+
+
+def figure(study: Study, results: Results) -> Figure:
+    """A panel against a metric in each place, a line for each row, bars of one standard error."""
+    metrics = [metric for metric in study.shown if any(results.rows(panel, metric) for panel in results.panels())]
+    panels = results.panels()
+    down, across = (panels, metrics) if study.panels_down else (metrics, panels)
+    picture = Figure(figsize=(5.6 * len(across) + 2.2, 3.9 * len(down)), layout="constrained")
+    axes = picture.subplots(len(down), len(across), squeeze=False)
+    for i, first in enumerate(down):
+        for j, second in enumerate(across):
+            panel, metric = (first, second) if study.panels_down else (second, first)
+            _draw(axes[i][j], study, results, panel, metric)
+    handles = {label: handle for row in axes for place in row for handle, label in zip(*place.get_legend_handles_labels(), strict=True)}
+    picture.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=9)
+    return picture
+
+
+def _draw(axes, study: Study, results: Results, panel: str, metric: str) -> None:
+    xs = results.xs(panel, metric)
+    values = []
+    for row in results.rows(panel, metric):
+        found = [(x, each) for x in xs if (each := results.measured(panel, row, x, metric)) and math.isfinite(each.value)]
+        if row == "(real data)" and found:
+            axes.axhline(found[0][1].value, color="black", linestyle="--", linewidth=1, label=row)
+            continue
+        values += [each.value for _, each in found]
+        errors = [each.standard_error if math.isfinite(each.standard_error) else 0.0 for _, each in found]
+        options = {"label": row, "capsize": 2, "markersize": 4} | _style(row, results)
+        axes.errorbar([x for x, _ in found], [each.value for _, each in found], yerr=errors, **options)
+    axes.set(title=panel, xlabel=study.x_name, ylabel=metric)
+    if xs and min(xs) > 0 and study.x_name != "t":
+        axes.set_xscale("log")
+        if len(xs) <= COLUMNS:
+            axes.set_xticks(xs, [f"{x:g}" for x in xs])
+            axes.xaxis.set_minor_formatter(NullFormatter())
+    elif xs and min(xs) == 0 and max(xs) < 1e-3:
+        axes.set_xscale("symlog", linthresh=min(x for x in xs if x > 0))
+    if metric not in LINEAR and any(value > 0 for value in values):
+        axes.set_yscale("log", nonpositive="clip")
+        axes.set_ylim(bottom=min(value for value in values if value > 0) / 1.5)
+    axes.grid(visible=True, which="both", alpha=0.25)
+
+
+def _style(row: str, results: Results) -> dict:
+    """A sampler looks the same in every figure; variants get dashed lines of their own colours."""
+    if row in SAMPLERS:
+        return style_of(row)
+    others = [name for name in dict.fromkeys(each.row for each in results.records) if name not in SAMPLERS]
+    number = others.index(row)
+    return {"color": TAB20[number % 20], "marker": "os^vDP*X"[number % 8], "linestyle": "--" if len(others) > 8 else "-"}
