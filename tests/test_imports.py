@@ -24,14 +24,50 @@ ALLOWED = {
     "samplers.grids": {"schedules"},
     "samplers.leap": {"errors", "denoisers", "sources"},
     "samplers.base": {"errors", "denoisers", "schedules", "sources", "samplers.grids", "samplers.leap"},
+    "samplers.spacing": set(),
     "samplers.leaping": {"errors", "samplers.base", "samplers.grids", "samplers.leap"},
     "samplers.tweedie": {"sources", "samplers.base", "samplers.leap", "samplers.leaping"},
     "samplers.theta": {"errors", "samplers.base", "samplers.grids", "samplers.leap", "samplers.leaping"},
-    "samplers.first_hitting": {"sources", "samplers.base", "samplers.grids", "samplers.leap"},
+    "samplers.reveal": {"errors", "denoisers", "sources", "samplers.base", "samplers.grids", "samplers.leap", "samplers.spacing"},
+    "samplers.bridge": {"errors", "denoisers", "sources", "samplers.base", "samplers.grids", "samplers.leap"},
     "sampling": {"errors", "denoisers", "schedules", "sources", "samplers", "samplers.base"},
+    "orders": {"errors", "files", "denoisers", "schedules", "sources", "sampling"},
     "oracles": {
-        *("denoisers", "schedules", "sources", "samplers.base", "samplers.grids", "samplers.leap", "samplers.leaping", "samplers.theta"),
-        *("tasks.countdown", "heavy"),
+        *("denoisers", "schedules", "sources", "samplers.base", "samplers.bridge", "samplers.grids", "samplers.leap", "samplers.leaping"),
+        *("samplers.theta", "tasks.countdown", "heavy"),
+    },
+    "diagnostics": {
+        *("errors", "denoisers", "schedules", "sources", "oracles", "samplers.base", "samplers.grids", "samplers.leap", "samplers.leaping"),
+    },
+    "studies.base": {"errors", "files", "runs", "tables"},
+    "studies.report": {"errors", "files", "plots", "samplers", "studies.base"},
+    "studies.pages": {"errors", "files", "studies.base", "studies.report"},
+    "studies.models": {"evaluation", "runs", "samplers", "sampling", "studies.base", "tables"},
+    "studies.theory": {
+        *("denoisers", "oracles", "runs", "sampling", "schedules", "sources", "studies.base", "studies.models", "tables"),
+    },
+    "studies.observed": {
+        *(
+            "diagnostics",
+            "oracles",
+            "sampling",
+            "samplers.base",
+            "samplers.grids",
+            "schedules",
+            "seeds",
+            "sources",
+            "studies.base",
+            "tables",
+        ),
+    },
+    "studies.laws": {
+        *("denoisers", "oracles", "runs", "schedules", "seeds", "sources", "tasks.base", "tasks.countdown", "heavy"),
+    },
+    "studies.beyond": {
+        *("orders", "runs", "samplers", "sampling", "studies.base", "studies.laws", "studies.models", "tables", "tasks.base"),
+    },
+    "studies.runtime": {
+        *("evaluation", "runs", "samplers", "sampling", "schedules", "sources", "studies.base", "tables", "tasks.base"),
     },
     "ema": set(),
     "files": {"errors"},
@@ -59,9 +95,12 @@ ALLOWED = {
     "module": {
         *("errors", "seeds", "schedules", "sources", "paths", "losses", "networks", "denoisers", "ema", "checkpoints", "heavy"),
     },
-    "runs": {"errors", "schedules", "sources", "networks", "denoisers", "checkpoints", "module", "tasks", "heavy"},
+    "runs": {"errors", "schedules", "sources", "networks", "denoisers", "checkpoints", "module", "orders", "tasks", "heavy"},
 }
-FREE = {"cli.__init__", "cli.training", "cli.sampling", "__init__", "tasks.__init__", "samplers.__init__"}  # nobody imports cli
+FREE = {  # nobody imports cli
+    *("__init__", "cli.__init__", "cli.training", "cli.sampling", "samplers.__init__", "studies.__init__", "studies.__main__"),
+    "tasks.__init__",
+}
 
 
 def imports(path: Path) -> set[str]:

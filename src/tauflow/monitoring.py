@@ -32,7 +32,7 @@ class SamplerEvaluation(Callback):
     """Evaluates samplers on the averaged weights during training. It changes nothing in training: not a bit of the weights.
 
     Args:
-        samplers: names of samplers, or of sets: all, paper, ablation.
+        samplers: names of samplers, or of sets: all, paper, ablation, beyond.
         nfes: budgets of network evaluations.
         num_samples: samples for each sampler and budget, over all devices.
         batch_size: samples drawn together; devices share batches, so there should be as many as devices.

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from tauflow.denoisers import CallableDenoiser, LogitsEvaluation
 from tauflow.samplers.base import Problem, Sampler, State
-from tauflow.samplers.grids import make_grid
+from tauflow.samplers.bridge import Bridge
+from tauflow.samplers.grids import Grid, make_grid
 from tauflow.samplers.leap import intensities
-from tauflow.samplers.leaping import Leaping
+from tauflow.samplers.leaping import GridSampler, Leaping
 from tauflow.samplers.theta import Theta
 from tauflow.schedules import Schedule
 from tauflow.sources import Masked, Source
@@ -125,6 +126,15 @@ class Propagator:
         rows.scatter_add_(2, x[:, :, None], 1 - rows.sum(-1, keepdim=True))
         return self.product(rows)
 
+    def bridge(self, sampler: Bridge, state: State, grid: Grid, n: int) -> Tensor:
+        """Kernel (N, M) of a bridge with independent coins: P(y) = (1 - rho) 1{y = x} + rho q(y)."""
+        if sampler.coins != "independent":
+            raise TypeError("coordinates with systematic coins do not move independently: there is no propagator for them")
+        now = self.problem.evaluate(state.x, grid.t[n])
+        rows = sampler.rows(self.problem, state, now, grid, n, slice(None)).view(*state.x.shape, -1)
+        stay = torch.nn.functional.one_hot(state.x, self.source.num_states).double()
+        return self.product(stay + -math.expm1(-grid.dtau(n)) * (rows - stay))
+
     def draw(self, evaluation, x: Tensor) -> Tensor:
         """Kernel (N, M) of the finishing draw."""
         rows = torch.zeros(*x.shape, self.source.num_states, dtype=torch.float64)
@@ -140,12 +150,15 @@ class Propagator:
         pair[0] = self.start()
         evaluation = None
         for n in range(steps):
-            if isinstance(sampler, Leaping):
+            if isinstance(sampler, Leaping | Bridge):
                 before, now = pair.nonzero().T
                 index = (before[:, None] * self.law.length + torch.arange(self.law.length)).flatten()
                 history = None if evaluation is None else LogitsEvaluation(evaluation.logits(index).unflatten(0, (len(before), -1)))
-                terms, clamp = sampler.terms(self.problem, State(x[now], history, x[before]), grid, n)
-                kernel = self.jump(terms, clamp, x[now], sampler.jump)
+                state = State(x[now], history, x[before])
+                if isinstance(sampler, Bridge):
+                    kernel = self.bridge(sampler, state, grid, n)
+                else:
+                    kernel = self.jump(*sampler.terms(self.problem, state, grid, n), x[now], sampler.jump)
                 mass = pair[before, now][:, None] * kernel
                 pair = torch.zeros(m, m, dtype=torch.float64).index_add_(0, now, mass)
                 evaluation = self.problem.evaluate(x, grid.t[n])
@@ -197,7 +210,7 @@ class Propagator:
 
     def error(self, sampler: Sampler, nfe: int) -> float:
         """Total variation to the exact law where the sampler ends: the data, or without a finishing draw the path at the cutoff."""
-        kappa = 1 - sampler.cutoff if sampler.finishing == "none" else 1.0
+        kappa = 1 - sampler.cutoff if sampler.finishing == "none" and isinstance(sampler, GridSampler) else 1.0
         return (self.terminal_law(sampler, nfe) - self.marginal(kappa)).abs().sum().item() / 2
 
 

@@ -23,7 +23,7 @@ def style_of(sampler: str) -> dict:
     """Colour and marker of a sampler: the same in every figure."""
     names = [*SAMPLERS]
     number = names.index(sampler) if sampler in names else len(names) + sum(sampler.encode())
-    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]}
 
 
 def quality_vs_nfe(table: Table, metric: str) -> Figure:

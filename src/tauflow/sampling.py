@@ -1,6 +1,7 @@
 """tauflow.sample: checks a request, then runs a sampler on it."""
 
 import dataclasses
+import math
 import operator
 from typing import Any
 
@@ -14,7 +15,10 @@ from tauflow.samplers.base import Observer, Request, run
 from tauflow.schedules import Schedule, schedule_from
 from tauflow.sources import Masked, Source
 
-OPTIONS = ("grid", "jump", "cutoff", "finish", "eps_0", "ceiling", "theta")
+OPTIONS = (
+    *("grid", "jump", "cutoff", "finish", "eps_0", "ceiling", "theta"),
+    *("coins", "gain", "order", "counts", "power", "extrapolation", "weight"),
+)
 """Options of `sample` that belong to a sampler."""
 
 
@@ -33,6 +37,15 @@ def sample(
     eps_0: float | None = None,
     ceiling: float | None = None,
     theta: float | None = None,
+    coins: str | None = None,
+    gain: float | None = None,
+    order: str | None = None,
+    counts: str | None = None,
+    power: float | None = None,
+    extrapolation: str | None = None,
+    weight: float | None = None,
+    geometry: tuple[int, ...] | None = None,
+    ranks: Tensor | None = None,
     prompt: Tensor | None = None,
     prompt_mask: Tensor | None = None,
     temperature: float = 1.0,
@@ -53,7 +66,10 @@ def sample(
         shape: (B, D).
         sampler: a name from tauflow.SAMPLERS (hyphens and underscores alike) or a Sampler.
         nfe: budget of evaluations, the finishing draw included.
-        grid, jump, cutoff, finish, eps_0, ceiling, theta: options of the sampler; None keeps its own default.
+        grid, jump, cutoff, finish, eps_0, ceiling, theta, coins, gain, order, counts, power, extrapolation, weight: options of the sampler;
+            None keeps its own default.
+        geometry: sizes of the grid that the D coordinates are, the last axis fastest, for order="spaced"; by default one sequence.
+        ranks: (D,) when each coordinate is revealed, 0 first, for order="learned": from `tauflow.learn_order`.
         prompt: tokens (B, D) that are known where `prompt_mask` (B, D) is true; they never change and cost no evaluation.
         temperature: divides the logits.
         guidance: (unconditional denoiser, weight): ln p = ln p_u + weight (ln p_c - ln p_u); weight 1 is no guidance.
@@ -63,12 +79,15 @@ def sample(
         dense: the literal algorithm with B * D * V Poisson counts, slow, for comparison; the law is the same.
         observer: called with (StepInfo, State) after every step.
     """
-    sampler = sampler_from(sampler, grid=grid, jump=jump, cutoff=cutoff, finish=finish, eps_0=eps_0, ceiling=ceiling, theta=theta)
+    leaping = {"grid": grid, "jump": jump, "cutoff": cutoff, "finish": finish, "eps_0": eps_0, "ceiling": ceiling, "theta": theta}
+    spacing = {"coins": coins, "order": order, "counts": counts, "power": power}
+    sampler = sampler_from(sampler, **leaping, **spacing, gain=gain, extrapolation=extrapolation, weight=weight)
     nfe = budget(nfe)
     check_temperature(temperature)
     _require(isinstance(source, Source), f"source must be tauflow.Masked(V) or tauflow.Uniform(V), got {source!r}")
     whole = isinstance(shape, tuple | list | torch.Size) and len(shape) == 2 and all(isinstance(size, int) and size >= 1 for size in shape)
     _require(whole, f"shape must be (B, D), two whole numbers of at least 1, got {shape!r}")
+    geometry, ranks = _checked_geometry(geometry, shape[1]), _checked_ranks(ranks, shape[1])
     model = denoiser_from(denoiser, source)
     device = torch.device(device) if device else model.device
     if guidance is not None:
@@ -93,6 +112,8 @@ def sample(
         nfe=nfe,
         temperature=temperature,
         generator=generator,
+        geometry=geometry,
+        ranks=ranks,
         dense=dense,
         progress=progress,
         observer=observer,
@@ -138,6 +159,25 @@ def sampler_from(sampler: str | Sampler, **options) -> Sampler:
     for name in given:
         _require(name in known, f"sampler {label} has no option {name!r}; it has: {', '.join(known) or 'none'}")
     return dataclasses.replace(sampler, **given)
+
+
+def _checked_geometry(geometry, length: int) -> tuple[int, ...] | None:
+    if geometry is None:
+        return None
+    whole = isinstance(geometry, tuple | list) and len(geometry) > 0 and all(isinstance(size, int) and size >= 1 for size in geometry)
+    _require(whole and math.prod(geometry) == length, f"geometry must be whole numbers whose product is {length}, got {geometry!r}")
+    return tuple(geometry)
+
+
+def _checked_ranks(ranks, length: int) -> Tensor | None:
+    if ranks is None:
+        return None
+    ranks = torch.as_tensor(ranks).cpu()
+    _require(
+        ranks.shape == (length,) and torch.equal(ranks.sort().values, torch.arange(length)),
+        f"ranks must hold each number from 0 to {length - 1} once, one for each coordinate; make them with tauflow.learn_order",
+    )
+    return ranks
 
 
 def _checked_prompt(prompt, mask, shape: tuple[int, int], source: Source) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """`python sample.py`: a checkpoint, samplers and budgets in; samples, metrics, tables and a plot out."""
 
 import argparse
+import dataclasses
 import hashlib
 import logging
 import sys
@@ -15,7 +16,9 @@ from lightning.fabric.utilities import rank_zero_only
 from tauflow.errors import CheckpointError, SettingsError, TauflowError
 from tauflow.evaluation import OPTIONS, SETS, check, choose_samplers, evaluate
 from tauflow.files import refuse_unwritable, write
-from tauflow.runs import Run, load
+from tauflow.orders import learn_order
+from tauflow.orders import save as save_order
+from tauflow.runs import SHIPPED, Run, load
 from tauflow.samplers import SAMPLERS
 from tauflow.tables import Table, plain
 
@@ -77,17 +80,27 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--prompt", metavar="TEXT", help='what every sample begins with: text; for countdown values and _: "31 30 _ 28"')
     what.add_argument("--infill", metavar="TEXT", help='text with blanks of as many _ as tokens may stand there: "We the ____ of the"')
     what.add_argument("--judge", metavar="NAMES", help="of text: ngram, smollm2, a causal model of transformers (default: the run's)")
+    what.add_argument(
+        "--learn_order", action="store_true", help="first learn an order for --sampler learned_order; kept beside the checkpoint"
+    )
     what.add_argument("--temperature", type=float, default=1.0, help="divides the logits (default 1)")
     what.add_argument("--guidance", type=Path, metavar="PATH", help="checkpoint of an unconditional model to guide away from")
     what.add_argument("--guidance_weight", type=float, metavar="W", help="1 is no guidance, more is more (default 2, with --guidance)")
     how = parser.add_argument_group("options of the samplers (default: each sampler's own)")
-    how.add_argument("--grid", choices=["t", "tau"], help="where the steps are equally long")
+    how.add_argument("--grid", choices=["t", "tau", "early"], help="where the steps are: equally long in t or in tau, or dense early")
     how.add_argument("--jump", choices=["exponential", "one_event"], help="jump rule of a leap")
     how.add_argument("--cutoff", type=float, metavar="X", help="1 - kappa where the grid ends")
     how.add_argument("--finish", choices=["draw", "reuse", "none"], help="what happens after the last step")
     how.add_argument("--eps_0", type=float, metavar="X", help="floor of an intensity")
     how.add_argument("--ceiling", type=float, metavar="X", help="ceiling of an intensity")
     how.add_argument("--theta", type=float, metavar="X", help="where the second stage of theta methods is")
+    how.add_argument("--coins", choices=["independent", "systematic"], help="whether neighbours may move together as often as others")
+    how.add_argument("--gain", type=float, metavar="X", help="share of the extrapolation of bridge samplers")
+    how.add_argument("--order", choices=["random", "spaced", "learned"], help="in which order reveal samplers go")
+    how.add_argument("--counts", choices=["equal", "power", "entropy"], help="how many coordinates an evaluation reveals")
+    how.add_argument("--power", type=float, metavar="X", help="exponent of these counts: more reveals fewer at first")
+    how.add_argument("--extrapolation", choices=["pairs", "hitting"], help="what weighs the extrapolation of reveal samplers")
+    how.add_argument("--weight", type=float, metavar="X", help="the largest weight of pairs")
     how.add_argument("--dense", action="store_true", help="the literal algorithm, slow, with the same law")
     out = parser.add_argument_group("results")
     out.add_argument(
@@ -112,6 +125,8 @@ def _sample(arguments: argparse.Namespace) -> Table:
     path = arguments.ckpt or newest_checkpoint()
     digest = _digest(path) if path.is_file() else ""  # before reading: load says what is wrong with a path
     run = load(path, device=fabric.device)
+    if arguments.learn_order:
+        run = _with_learned_order(run, path)
     if arguments.judge:
         run.task.use_judges(arguments.judge)
     options = {name: getattr(arguments, name) for name in (*OPTIONS, "temperature", "dense")} | _conditions(arguments, run, fabric.device)
@@ -178,13 +193,24 @@ def _fabric(arguments: argparse.Namespace) -> Fabric:
 
 
 def newest_checkpoint() -> Path:
-    """The best checkpoint of the newest run under checkpoints/, here or beside sample.py."""
+    """The best checkpoint of the newest run under checkpoints/, here or beside sample.py; the shipped one where nothing was trained yet."""
     for folder in (Path("checkpoints"), ROOT / "checkpoints"):
-        found = sorted(folder.rglob("*.ckpt"), key=lambda path: path.stat().st_mtime)
+        found = [path for path in folder.rglob("*.ckpt") if path.parent.resolve() != SHIPPED]
         if found:
-            best = found[-1].with_name("best.ckpt")
-            return best if best.exists() else found[-1]
+            newest = max(found, key=lambda path: path.stat().st_mtime)
+            best = newest.with_name("best.ckpt")
+            return best if best.exists() else newest
+    if (shipped := SHIPPED / "countdown_masked.ckpt").exists():
+        return shipped
     raise CheckpointError("there is no checkpoint under checkpoints/; train one with `python train.py`, or name one with --ckpt")
+
+
+def _with_learned_order(run: Run, path: Path) -> Run:
+    """Seconds on a small model; the order is a file beside the checkpoint from then on."""
+    print("learning an order from how coordinates depend on each other ...", flush=True)
+    ranks = learn_order(run.denoiser, run.source, run.schedule, run.task.seq_len)
+    print(f"order       {save_order(path, ranks)}", flush=True)
+    return dataclasses.replace(run, ranks=ranks)
 
 
 def _conditions(arguments: argparse.Namespace, run: Run, device: torch.device) -> dict[str, Any]:

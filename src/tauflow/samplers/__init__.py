@@ -6,8 +6,9 @@ To add one, write a Sampler (see base.py) or an entry with other options of an e
 from functools import partial
 
 from tauflow.samplers.base import Info, Problem, Result, Sampler, State, StepInfo
-from tauflow.samplers.first_hitting import FirstHitting
+from tauflow.samplers.bridge import Bridge
 from tauflow.samplers.leaping import Leaping
+from tauflow.samplers.reveal import Reveal
 from tauflow.samplers.theta import Theta
 from tauflow.samplers.tweedie import Tweedie, TweedieD3PM
 
@@ -23,8 +24,15 @@ SAMPLERS = {
     "tweedie_d3pm": TweedieD3PM,
     "theta_rk2": partial(Theta, trapezoidal=False),
     "theta_trapezoidal": partial(Theta, trapezoidal=True),
-    "fhs": partial(FirstHitting, high_order=False),
-    "ho_fhs": partial(FirstHitting, high_order=True),
+    "fhs": Reveal,
+    "ho_fhs": partial(Reveal, extrapolation="hitting"),
+    "fhs_pairs": partial(Reveal, weight=1.0),
+    "spaced": partial(Reveal, order="spaced", counts="power"),
+    "spaced_sharp": partial(Reveal, order="spaced", counts="power", power=3.0, weight=0.15),
+    "learned_order": partial(Reveal, order="learned", counts="power"),
+    "entropy_budget": partial(Reveal, counts="entropy"),
+    "bridge": Bridge,
+    "bridge_systematic": partial(Bridge, coins="systematic"),
 }
 
 __all__ = ["SAMPLERS", "Info", "Problem", "Result", "Sampler", "State", "StepInfo"]

@@ -6,7 +6,7 @@ Shapes: B sequences, D coordinates, V data tokens. State holds what the next ste
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,11 +14,16 @@ from torch import Tensor
 from tauflow.denoisers import CountingDenoiser, Denoiser, Evaluation
 from tauflow.errors import BadLogits, SamplingError
 from tauflow.samplers.grids import Grid
-from tauflow.samplers.leap import Clamp, JumpName, Jumps, Term, draw, leap, leap_dense
+from tauflow.samplers.leap import Clamp, CoinName, JumpName, Jumps, Term, draw, leap, leap_dense
 from tauflow.schedules import Schedule
 from tauflow.sources import Masked, Source, Uniform
 
 FinishName = Literal["draw", "reuse", "none"]
+
+
+def refuse_unknown(name: str, value: str, choices) -> None:
+    if value not in get_args(choices):
+        raise SamplingError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,8 @@ class Problem:
     schedule: Schedule
     frozen: Tensor | None  # (B, D) bool, true on the prompt
     dense: bool
+    geometry: tuple[int, ...] | None = None  # sizes of a grid of D cells; None is a sequence
+    ranks: Tensor | None = None  # (D,) a learned order of the coordinates
 
     def movable(self, x: Tensor) -> Tensor:
         """(B, D) bool: the source lets it move and it is no prompt."""
@@ -44,9 +51,14 @@ class Problem:
     def term(self, coefficient: float, evaluation: Evaluation, state: Tensor) -> Term:
         return Term(coefficient, evaluation, state, self.source)
 
-    def leap(self, terms: list[Term], x: Tensor, jump: JumpName, clamp: Clamp, generator: torch.Generator) -> Jumps:
-        function = leap_dense if self.dense else leap
-        return function(terms, x, self.movable(x), self.source.num_tokens, jump, clamp, generator)
+    def leap(
+        self, terms: list[Term], x: Tensor, jump: JumpName, clamp: Clamp, generator: torch.Generator, coins: CoinName = "independent"
+    ) -> Jumps:
+        if self.dense and coins != "independent":
+            raise SamplingError(f"the dense algorithm has independent Poisson counts, not {coins} coins; leave dense or coins out")
+        if self.dense:
+            return leap_dense(terms, x, self.movable(x), self.source.num_tokens, jump, clamp, generator)
+        return leap(terms, x, self.movable(x), self.source.num_tokens, jump, clamp, generator, coins)
 
 
 @dataclass(frozen=True)
@@ -91,6 +103,11 @@ class Sampler(ABC):
         """What `run` does with coordinates after the last step."""
         return "none"
 
+    @property
+    def needs_ranks(self) -> bool:
+        """Whether it needs a learned order of the coordinates."""
+        return False
+
 
 @dataclass(frozen=True)
 class Info:
@@ -122,6 +139,8 @@ class Request:
     nfe: int
     temperature: float
     generator: torch.Generator
+    geometry: tuple[int, ...] | None = None
+    ranks: Tensor | None = None
     dense: bool = False
     progress: bool = False
     observer: Observer | None = None
@@ -138,7 +157,7 @@ def run(sampler: Sampler, request: Request) -> Result:
             "try sampler='tr_cie'"
         )
     counter = CountingDenoiser(request.denoiser, request.temperature)
-    problem = Problem(counter, request.source, request.schedule, request.frozen, request.dense)
+    problem = Problem(counter, request.source, request.schedule, request.frozen, request.dense, request.geometry, request.ranks)
     free = int(problem.movable(request.x_0).sum(1).max()) if request.x_0.numel() else 0
     grid, steps = sampler.plan(request.nfe, request.schedule, free) if free else (None, 0)
     state, infos = sampler.init(problem, request.x_0, grid), []

@@ -2,7 +2,8 @@
 
 A grid is the times t_0 = 0 < t_1 < ... < t_S of S transitions, in float64, with their tau. With a finishing draw the last evaluation
 stands at t_S and draws x_1, so the uniform t grid is t_n = n / (S + 1) and needs no cutoff; the tau grid ends where 1 - kappa = cutoff.
-Without one both end there.
+Without one all end there. The early grid is kappa_n = u^2 (2 - u^2) with u as t in the t grid: dense where kappa is small, whatever the
+schedule, and like the tau grid where it is near 1; 1 - kappa = (1 - u^2)^2.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from tauflow.schedules import Schedule
 
-GridName = Literal["t", "tau"]
+GridName = Literal["t", "tau", "early"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,10 @@ def make_grid(name: GridName, steps: int, schedule: Schedule, cutoff: float, dra
     last = -torch.log(torch.tensor(cutoff, dtype=torch.float64))  # tau where 1 - kappa = cutoff
     if name == "tau":
         tau = last * number / max(1, steps)
+        return Grid(schedule.t_from_tau(tau), tau)
+    if name == "early":
+        u = number / (steps + 1) if draws else (1 - cutoff**0.5) ** 0.5 * number / max(1, steps)
+        tau = -2 * torch.log1p(-u.square())
         return Grid(schedule.t_from_tau(tau), tau)
     t = number / (steps + 1) if draws else schedule.t_from_tau(last) * number / max(1, steps)
     return Grid(t, schedule.tau(t))

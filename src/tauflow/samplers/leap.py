@@ -6,6 +6,7 @@ bound their sum by A = sum_{c_i > 0} c_i *before any row is read*. Two versions 
 - `leap` throws a coin first: a coordinate is a candidate with probability 1 - exp(-A). Only rows of candidates are read; there L = sum L_s
   is known, and the candidate moves with probability (1 - exp(-L)) / (1 - exp(-A)) under the `exponential` rule, L exp(-L) / (1 - exp(-A))
   under `one_event`, to s with probability L_s / L. With A large every row is a candidate and this is the dense pass, in chunks of rows.
+  `systematic` coins (see `toss`) choose candidates that lie evenly apart; each coordinate still moves with the same probability.
 - `leap_dense` is the literal algorithm: B * D * V Poisson counts. Tests compare the two.
 
 Shapes: B sequences, D coordinates, V data tokens, R rows.
@@ -23,6 +24,7 @@ from tauflow.errors import SamplingError
 from tauflow.sources import Masked, Source
 
 JumpName = Literal["exponential", "one_event"]
+CoinName = Literal["independent", "systematic"]
 CHUNK = 2**19  # entries of a chunk of rows: a few megabytes of work space
 
 
@@ -59,13 +61,36 @@ class Jumps:
     several: float  # probability of more than one event
 
 
-def leap(terms: list[Term], x: Tensor, movable: Tensor, num_tokens: int, jump: JumpName, clamp: Clamp, generator: torch.Generator) -> Jumps:
+def toss(movable: Tensor, chance: float, coins: CoinName, generator: torch.Generator) -> Tensor:
+    """Places (R,), in the flattened (B * D,), of movable (B, D) coordinates, each chosen with the probability `chance`.
+
+    `systematic`: one uniform U a sequence, and the j-th movable coordinate is chosen iff floor(U + j chance) > floor(U + (j - 1) chance):
+    every coordinate with its probability, but about 1 / chance apart, so that neighbours are rarely chosen together.
+    """
+    places = movable.flatten().nonzero().squeeze(1)
+    if coins == "independent":
+        return places[uniforms(len(places), generator, places.device) < chance]
+    number = movable.cumsum(1)  # (B, D)
+    start = uniforms(len(movable), generator, movable.device)[:, None]
+    jumps = (start + chance * number).floor() > (start + chance * (number - 1)).floor()
+    return (jumps & movable).flatten().nonzero().squeeze(1)
+
+
+def leap(
+    terms: list[Term],
+    x: Tensor,
+    movable: Tensor,
+    num_tokens: int,
+    jump: JumpName,
+    clamp: Clamp,
+    generator: torch.Generator,
+    coins: CoinName = "independent",
+) -> Jumps:
     """One leap from x, coin first, rows of candidates only."""
     mass = sum(max(0.0, term.coefficient) for term in terms) + clamp.floor * num_tokens
     candidate = -math.expm1(-mass)  # 1 - exp(-A)
-    places = movable.flatten().nonzero().squeeze(1)
-    count = len(places)
-    places = places[uniforms(count, generator, places.device) < candidate]
+    count = int(movable.sum())
+    places = toss(movable, candidate, coins, generator)
     result, moved, clamped, several, channels = x.clone().flatten(), 0, 0, 0.0, 0
     for index in places.split(max(1, CHUNK // num_tokens)) if len(places) else ():
         intensity, negative = intensities(terms, index, x, clamp)  # (R, V)

@@ -13,19 +13,14 @@ The first step has no history: cie is euler there, tr_cie and tr_cie_exact are t
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from tauflow.errors import SamplingError
-from tauflow.samplers.base import FinishName, Problem, Sampler, State, StepInfo
+from tauflow.samplers.base import FinishName, Problem, Sampler, State, StepInfo, refuse_unknown
 from tauflow.samplers.grids import Grid, GridName, make_grid
-from tauflow.samplers.leap import Clamp, JumpName, Term
+from tauflow.samplers.leap import Clamp, CoinName, JumpName, Term
 
 RuleName = Literal["euler", "tr", "cie", "tr_cie", "tr_cie_exact"]
-
-
-def refuse_unknown(name: str, value: str, choices) -> None:
-    if value not in get_args(choices):
-        raise SamplingError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -71,11 +66,13 @@ class Leaping(GridSampler):
     jump: JumpName = "exponential"
     eps_0: float = 0.0
     ceiling: float = math.inf
+    coins: CoinName = "independent"
 
     def __post_init__(self):
         super().__post_init__()
         refuse_unknown("rule", self.rule, RuleName)
         refuse_unknown("jump", self.jump, JumpName)
+        refuse_unknown("coins", self.coins, CoinName)
         if not 0 <= self.eps_0 <= self.ceiling:
             raise SamplingError(f"need 0 <= eps_0 <= ceiling, got eps_0={self.eps_0} and ceiling={self.ceiling}")
 
@@ -113,6 +110,6 @@ class Leaping(GridSampler):
 
     def step(self, problem, state, grid, n, generator):
         terms, clamp = self.terms(problem, state, grid, n)
-        jumps = problem.leap(terms, state.x, self.jump, clamp, generator)
+        jumps = problem.leap(terms, state.x, self.jump, clamp, generator, self.coins)
         info = StepInfo(n, grid.t[n].item(), grid.t[n + 1].item(), jumps.moved, jumps.clamped, jumps.several)
         return State(jumps.x, terms[0].evaluation, state.x), info

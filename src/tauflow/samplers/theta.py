@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tauflow.errors import SamplingError
-from tauflow.samplers.base import Problem, State, StepInfo
+from tauflow.samplers.base import Problem, State, StepInfo, refuse_unknown
 from tauflow.samplers.grids import Grid
 from tauflow.samplers.leap import Clamp, JumpName, Term
-from tauflow.samplers.leaping import GridSampler, refuse_unknown
+from tauflow.samplers.leaping import GridSampler
 
 
 @dataclass(frozen=True)

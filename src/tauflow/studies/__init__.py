@@ -3,8 +3,16 @@
 To add one, write a class in one of these rooms (its docstring is the question) and name it here.
 """
 
+from tauflow.studies.beyond import Dependence, Laws, Tuning
 from tauflow.studies.models import Ablation, Countdown, Epsilon, Text
+from tauflow.studies.observed import Hamming, Kl, Local, Positivity, Proxies
 from tauflow.studies.runtime import Runtime
 from tauflow.studies.theory import Order, Schedules
 
-STUDIES = {study.__name__.lower(): study for study in (Countdown, Ablation, Epsilon, Runtime, Order, Schedules, Text)}
+STUDIES = {
+    study.__name__.lower(): study
+    for study in (
+        *(Countdown, Ablation, Epsilon, Positivity, Hamming, Proxies, Runtime, Order, Local, Kl, Schedules, Text),
+        *(Tuning, Laws, Dependence),
+    )
+}

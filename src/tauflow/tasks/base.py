@@ -38,6 +38,11 @@ class Task(LightningDataModule):
         self.epoch_items = epoch_items
         self.num_workers = num_workers
 
+    @property
+    def geometry(self) -> tuple[int, ...]:
+        """Sizes of the grid that the D coordinates are, the last axis fastest: a sequence, or (height, width) for images."""
+        return (self.seq_len,)
+
     @abstractmethod
     def sample_metrics(self) -> MetricCollection:
         """Fresh metrics, fed with generated tokens (B, D) only; each computes (value, standard error over samples).

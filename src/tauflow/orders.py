@@ -1,0 +1,135 @@
+"""An order of reveals learned from a network, for data whose geometry is not known, and its file beside a checkpoint.
+
+Coordinates that are revealed together are drawn as if they were independent, so they should depend little on each other. `learn_order`
+measures how much: in contexts of the model's own samples (or of given data), part of them masked at random, it reveals one coordinate j
+more and takes the total variation by which the posterior of each other masked coordinate i changes. Averaged over contexts and made
+symmetric this is a matrix of dependence; the order is greedy: next comes the coordinate that depends least on those just before it.
+
+Shapes: B sequences, D coordinates, V data tokens, C contexts.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tauflow.denoisers import denoiser_from
+from tauflow.errors import CheckpointError, SamplingError
+from tauflow.files import write
+from tauflow.sampling import sample
+from tauflow.schedules import Schedule, schedule_from
+from tauflow.sources import Masked, Source
+
+ENTRIES = 2**24  # of a batch of posteriors: some tens of megabytes
+
+
+def learn_order(
+    denoiser,
+    source: Source,
+    schedule: Schedule | str,
+    length: int,
+    *,
+    contexts: int = 16,
+    data: Tensor | None = None,
+    nfe: int = 16,
+    seed: int = 0,
+) -> Tensor:
+    """Ranks (D,) for sampler="learned_order": rank 0 is revealed first.
+
+    Args:
+        denoiser, source, schedule: as for `tauflow.sample`; the source must be masked.
+        length: D.
+        contexts: sequences in which dependence is measured; each takes about D / 2 evaluations of one sequence.
+        data: sequences (C, D) to measure it in; by default samples of the model.
+        nfe: budget of these samples.
+        seed: of everything drawn.
+    """
+    return greedy(dependence(denoiser, source, schedule, length, contexts=contexts, data=data, nfe=nfe, seed=seed))
+
+
+@torch.no_grad()
+def dependence(
+    denoiser,
+    source: Source,
+    schedule: Schedule | str,
+    length: int,
+    *,
+    contexts: int = 16,
+    data: Tensor | None = None,
+    nfe: int = 16,
+    seed: int = 0,
+) -> Tensor:
+    """The symmetric matrix (D, D): how far the posterior of one coordinate moves, in total variation, when the other is revealed."""
+    if not isinstance(source, Masked):
+        raise SamplingError("an order of reveals is for a masked source only; this model was trained from a uniform source")
+    denoiser, schedule = denoiser_from(denoiser, source), schedule_from(schedule)
+    generator = torch.Generator().manual_seed(seed)
+    if data is None:
+        data = sample(denoiser, source, schedule, (contexts, length), "fhs", nfe, generator=generator).tokens
+    if data.ndim != 2 or data.shape[1] != length:
+        raise SamplingError(f"data must have the shape (C, {length}), got {tuple(data.shape)}")
+    total, count = torch.zeros(length, length, dtype=torch.float64), torch.zeros(length, length, dtype=torch.float64)
+    for number, tokens in enumerate(data.to(denoiser.device)):
+        kappa = (number + torch.rand(1, generator=generator).item()) / len(data)  # spread evenly: all shares are met
+        masked = (torch.rand(length, generator=generator) >= kappa).to(tokens.device)
+        hidden = masked.nonzero().squeeze(1)  # (M,)
+        x = tokens.masked_fill(masked, source.mask_id)
+        changes = []
+        before = _posteriors(denoiser, x[None], schedule.t_from_kappa(kappa), hidden)
+        for reveal in hidden.split(max(1, ENTRIES // (length * source.num_tokens))):
+            more = x.repeat(len(reveal), 1).scatter(1, reveal[:, None], tokens[reveal][:, None])
+            after = _posteriors(denoiser, more, schedule.t_from_kappa(kappa), hidden)  # (R, M, V)
+            changes.append((after - before).abs().sum(-1).cpu().double() / 2)
+        at = hidden.cpu()
+        total[at[:, None], at] += torch.cat(changes) if changes else 0.0
+        count[at[:, None], at] += 1
+    both = total / count.clamp(min=1)
+    return ((both + both.T) / 2).fill_diagonal_(0)
+
+
+def greedy(matrix: Tensor) -> Tensor:
+    """Ranks (D,): each next coordinate has the least sum of dependence / (ranks apart) on those before it."""
+    length = len(matrix)
+    chosen = [int(matrix.sum(1).argmax())]
+    left = torch.ones(length, dtype=torch.bool)
+    left[chosen] = False
+    while len(chosen) < length:
+        near = 1 / torch.arange(len(chosen), 0, -1, dtype=matrix.dtype)
+        cost = (matrix[:, chosen] @ near).masked_fill(~left, torch.inf)
+        chosen.append(int(cost.argmin()))
+        left[chosen[-1]] = False
+    return torch.tensor(chosen).argsort()
+
+
+def path_of(checkpoint: str | Path) -> Path:
+    """Where the order of a checkpoint lies: best.ckpt has best.order.json beside it."""
+    return Path(checkpoint).with_suffix(".order.json")
+
+
+def save(checkpoint: str | Path, ranks: Tensor) -> Path:
+    """Writes the order of a checkpoint beside it, from where `tauflow.load` takes it."""
+    path = path_of(checkpoint)
+    write(path, json.dumps({"ranks": ranks.tolist()}) + "\n")
+    return path
+
+
+def read(checkpoint: str | Path, length: int) -> Tensor | None:
+    """The order of a checkpoint, or None if there is none."""
+    path = path_of(checkpoint)
+    if not path.is_file():
+        return None
+    try:
+        ranks = json.loads(path.read_text())["ranks"]
+        if sorted(ranks) != list(range(length)):
+            raise ValueError
+    except (OSError, ValueError, TypeError, KeyError):
+        raise CheckpointError(f"{path} does not hold an order of {length} coordinates; remove it, or learn the order again") from None
+    return torch.tensor(ranks, dtype=torch.long)
+
+
+def _posteriors(denoiser, x: Tensor, t: float, places: Tensor) -> Tensor:
+    """Posterior rows (B, M, V) at places (M,) of each sequence."""
+    evaluation = denoiser.evaluate(x, torch.full((len(x),), t, device=x.device))
+    index = torch.arange(len(x), device=x.device)[:, None] * x.shape[1] + places
+    return evaluation.rows(index.flatten()).unflatten(0, index.shape)

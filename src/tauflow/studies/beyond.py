@@ -1,0 +1,105 @@
+"""Studies of the samplers beyond the paper: every family tuned alike on choice seeds, then reported on other seeds."""
+
+import dataclasses
+from functools import cache
+from itertools import product
+
+import torch
+
+from tauflow.orders import dependence, learn_order
+from tauflow.runs import Run
+from tauflow.samplers import Sampler
+from tauflow.sampling import sampler_from
+from tauflow.studies.base import Job, Study
+from tauflow.studies.laws import exact_run, laws
+from tauflow.studies.models import OnModels
+from tauflow.tables import Measured
+
+CHOICE_SEEDS = (1000, 1001)
+"""Seeds on which options are chosen; reports are made on others."""
+
+
+def variants(source: str) -> dict[str, Sampler]:
+    """The same effort for every family: each order, count and weight with each other for reveals; each grid and coin for leaps."""
+    if source == "masked":
+        reveals = product(("random", "spaced"), (1.0, 2.0, 3.0), ("none", "pairs .15", "pairs 1", "hitting"))
+        found = {f"reveal {order} m={power:g} {how}": _reveal(order, power, how) for order, power, how in reveals}
+    else:
+        gains = product(("independent", "systematic"), (None, 0.5, 0.75, 1.0))
+        found = {f"bridge {coins} g={gain or 'derived'}": sampler_from("bridge", coins=coins, gain=gain) for coins, gain in gains}
+    for name, grid, coins in product(("euler", "tr", "tr_cie"), ("t", "tau", "early"), ("independent", "systematic")):
+        found[f"{name} {grid} {coins}"] = sampler_from(name, grid=grid, coins=coins, cutoff=0.02)
+    return found
+
+
+def _reveal(order: str, power: float, how: str) -> Sampler:
+    extrapolation, weight = ("hitting", None) if how == "hitting" else ("pairs", {"none": 0.0, "pairs .15": 0.15, "pairs 1": 1.0}[how])
+    return sampler_from("fhs", order=order, counts="power", power=power, extrapolation=extrapolation, weight=weight)
+
+
+class Tuning(OnModels):
+    """Which options each family of samplers would like best, on choice seeds that no report uses: reveals by order x count exponent m x
+    extrapolation (none, pairs, hitting times), leaps by grid x coins, bridges by coins x gain."""
+
+    nfes = (8, 16, 32)
+    samples = 64
+    seeds = CHOICE_SEEDS[:1]
+
+    @cache  # noqa: B019  a study lives as long as its process
+    def rows(self, source):
+        return variants(source)
+
+
+class Laws(OnModels):
+    """The same on laws with an exact denoiser, so that all error is the sampler's: a Markov chain, a hidden Markov chain of longer range,
+    countdown, and copies half a sequence apart, where dependence does not fall with distance and spacing fails."""
+
+    nfes = (8, 16, 32, 64)
+    samples = 256
+    samplers = ("paper", "beyond")
+    shown = ("perplexity", "error_rate", "unigram_tv")
+
+    @cache  # noqa: B019
+    def models(self) -> dict[str, Run]:
+        runs = {}
+        for law, task in laws().items():
+            run = exact_run(task, "masked")
+            ranks = learn_order(run.denoiser, run.source, run.schedule, task.seq_len, contexts=16)
+            runs[f"{law}, masked"] = dataclasses.replace(run, ranks=ranks)
+            runs[f"{law}, uniform"] = exact_run(task, "uniform")
+        return runs
+
+
+class Dependence(Study):
+    """Why spacing works, and where it cannot: by how much the posterior of a coordinate moves, in total variation, when another one is
+    revealed, against the distance between the two; averaged over contexts of real data with a random share masked."""
+
+    x_name = "distance"
+    samples = 16  # contexts
+    seeds = (0,)
+    smoke = Study.smoke | {"samples": 1}
+    shown = ("dependence",)
+
+    @cache  # noqa: B019
+    def runs(self) -> dict[str, Run]:
+        trained = {f"{type(run.task).__name__.lower()} model": run for source, run in self.models().items() if source == "masked"}
+        return trained | {law: exact_run(task, "masked") for law, task in laws().items()}
+
+    def jobs(self):
+        return [Job("masked", row, 0, seed) for row in self.runs() for seed in self.settings.seeds]
+
+    def measure(self, job):
+        run, count = self.runs()[job.row], self.settings.samples
+        if not hasattr(run.task, "val_data"):
+            run.task.setup("validate")
+        first = job.seed * count
+        data = torch.stack([run.task.val_data[i]["tokens"] for i in range(first, first + count)])
+        matrix = dependence(run.denoiser, run.source, run.schedule, run.task.seq_len, data=data, seed=job.seed)
+        records = []
+        for distance in sorted({*(2**k for k in range(run.task.seq_len.bit_length())), 3, 6, 12, 24} - {run.task.seq_len}):
+            if distance < run.task.seq_len:
+                along = matrix.diagonal(distance)
+                records += self.record(
+                    job, {"dependence": Measured(along.mean().item(), (along.std() / len(along) ** 0.5).item())}, distance
+                )
+        return records
