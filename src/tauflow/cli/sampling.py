@@ -23,7 +23,7 @@ from tauflow.samplers import SAMPLERS
 from tauflow.tables import Table, plain
 
 ROOT = Path(__file__).parents[3]
-RECOMMENDED = "tr_cie"
+RECOMMENDED = {"masked": "spaced", "uniform": "bridge_systematic"}  # by source; the evidence is in docs/choosing-a-sampler.md
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 DESCRIPTION = """Sample from a trained checkpoint and measure the samples.
@@ -72,7 +72,8 @@ def parser() -> argparse.ArgumentParser:
     )
     what = parser.add_argument_group("what to sample")
     what.add_argument("--ckpt", type=Path, metavar="PATH", help="checkpoint of train.py; by default the best one of the newest run")
-    what.add_argument("--sampler", default=RECOMMENDED, metavar="NAMES", help=f"names, comma-separated, or a set (default {RECOMMENDED})")
+    best = ", ".join(f"{name} for a {source} source" for source, name in RECOMMENDED.items())
+    what.add_argument("--sampler", metavar="NAMES", help=f"names, comma-separated, or a set (default {best})")
     what.add_argument("--nfe", type=_whole_numbers, default=[32], metavar="NUMBERS", help="budgets of network evaluations (default 32)")
     what.add_argument("--num_samples", type=int, default=64, metavar="N", help="samples of each sampler and budget (default 64)")
     what.add_argument("--batch_size", type=int, default=16, metavar="N", help="samples drawn together; devices share batches (default 16)")
@@ -125,6 +126,7 @@ def _sample(arguments: argparse.Namespace) -> Table:
     path = arguments.ckpt or newest_checkpoint()
     digest = _digest(path) if path.is_file() else ""  # before reading: load says what is wrong with a path
     run = load(path, device=fabric.device)
+    arguments.sampler = arguments.sampler or RECOMMENDED[type(run.source).__name__.lower()]
     if arguments.learn_order:
         run = _with_learned_order(run, path)
     if arguments.judge:
