@@ -52,6 +52,8 @@ def reveal_step(states: torch.Tensor, mask_id: int) -> torch.Tensor:
 
 EXACT = [
     *({"order": order, "counts": counts} for order in ("random", "spaced", "learned") for counts in ("equal", "power", "entropy")),
+    {"order": "even", "counts": "equal"},
+    {"order": "even", "counts": "power", "weight": 1.0},
     {"order": "spaced", "counts": "power", "geometry": (2, 2)},
     {"order": "spaced", "counts": "entropy", "geometry": (2, 2), "power": 3.0},
     {"order": "spaced", "counts": "power", "weight": 1.0},
@@ -112,7 +114,7 @@ def test_weights_follow_from_the_counts():
 # Masked: orders and counts
 
 
-@pytest.mark.parametrize("name", ["fhs", "ho_fhs", "fhs_pairs", "spaced", "spaced_sharp", "learned_order"])
+@pytest.mark.parametrize("name", ["fhs", "ho_fhs", "fhs_pairs", "spaced", "spaced_even", "spaced_sharp", "learned_order"])
 def test_order_counts_and_shift_do_not_look_at_values(name):
     """Two denoisers that have nothing in common, the same seed: the same coordinates are revealed by the same evaluations."""
     bias = torch.randn(24, 5, generator=torch.Generator().manual_seed(0)) * 4
@@ -127,6 +129,21 @@ def test_order_counts_and_shift_do_not_look_at_values(name):
     first, second = (reveal_step(states_of(name, model, Masked(5), (64, 24), 6, **options), 5) for model in (flat, sharp))
     assert torch.equal(first, second)
     assert first.max() == 6
+
+
+def test_an_even_step_takes_every_nth_of_what_is_masked():
+    """Its coordinates are as far apart as k of M can be, counted in masked coordinates; every one is equally often the first to come."""
+    states = states_of("spaced_even", lambda x, t: torch.zeros(*x.shape, 3), Masked(3), (4000, 32), 4)
+    step = reveal_step(states, 3)
+    for n, count in enumerate((2, 6, 10, 14), start=1):
+        assert (step == n).sum(1).eq(count).all()
+        for row in step[:50]:
+            places = (row[row >= n] == n).nonzero().squeeze(1)  # among those masked before the step
+            left = int((row >= n).sum())
+            assert places.diff().min() >= left // count
+            assert places.diff().max() <= -(-left // count)
+    share = (step == 1).double().mean(0)  # 2 of 32, from 4000 samples: standard error 0.0038
+    assert (share - 2 / 32).abs().max() < 4 * 0.0038
 
 
 def test_entropy_budget_reveals_what_is_sure_and_never_too_much():
@@ -506,7 +523,8 @@ def test_only_the_rows_that_move_are_read():
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        (Masked(5), {"sampler": "spaced", "order": "sorted"}, "order must be one of random, spaced, learned"),
+        (Masked(5), {"sampler": "spaced", "order": "sorted"}, "order must be one of random, spaced, even, learned"),
+        (Masked(5), {"sampler": "spaced_even", "counts": "entropy"}, "order='spaced' or 'random'"),
         (Masked(5), {"sampler": "spaced", "counts": "some"}, "counts must be one of equal, power, entropy"),
         (Masked(5), {"sampler": "spaced", "extrapolation": "linear"}, "extrapolation must be one of pairs, hitting"),
         (Masked(5), {"sampler": "spaced", "power": 0.0}, "power must be a number above 0"),

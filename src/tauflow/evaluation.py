@@ -31,8 +31,8 @@ SETS = {
     "paper": ["euler", "tweedie", "theta_rk2", "theta_trapezoidal", "fhs", "ho_fhs", "tr_cie", "tr_cie_paper"],
     "ablation": ["euler", "euler_tau_grid", "tr", "cie", "tr_cie", "tr_cie_exact"],
     "beyond": [
-        *("euler", "tweedie", "tr_cie", "ho_fhs", "fhs_pairs", "spaced", "spaced_sharp", "learned_order", "entropy_budget"),
-        *("bridge", "bridge_systematic"),
+        *("euler", "tweedie", "tr_cie", "ho_fhs", "fhs_pairs", "spaced", "spaced_even", "spaced_sharp", "learned_order"),
+        *("entropy_budget", "bridge", "bridge_systematic"),
     ],
 }
 """Samplers by the name of a set; members that do not support the source, or lack a learned order, are left out, and said so."""

@@ -97,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--theta", type=float, metavar="X", help="where the second stage of theta methods is")
     how.add_argument("--coins", choices=["independent", "systematic"], help="whether neighbours may move together as often as others")
     how.add_argument("--gain", type=float, metavar="X", help="share of the extrapolation of bridge samplers")
-    how.add_argument("--order", choices=["random", "spaced", "learned"], help="in which order reveal samplers go")
+    how.add_argument("--order", choices=["random", "spaced", "even", "learned"], help="in which order reveal samplers go")
     how.add_argument("--counts", choices=["equal", "power", "entropy"], help="how many coordinates an evaluation reveals")
     how.add_argument("--power", type=float, metavar="X", help="exponent of these counts: more reveals fewer at first")
     how.add_argument("--extrapolation", choices=["pairs", "hitting"], help="what weighs the extrapolation of reveal samplers")

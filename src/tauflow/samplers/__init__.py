@@ -28,6 +28,7 @@ SAMPLERS = {
     "ho_fhs": partial(Reveal, extrapolation="hitting"),
     "fhs_pairs": partial(Reveal, weight=1.0),
     "spaced": partial(Reveal, order="spaced", counts="power"),
+    "spaced_even": partial(Reveal, order="even", counts="power"),
     "spaced_sharp": partial(Reveal, order="spaced", counts="power", power=3.0, weight=0.15),
     "learned_order": partial(Reveal, order="learned", counts="power"),
     "entropy_budget": partial(Reveal, counts="entropy"),

@@ -5,6 +5,7 @@ A sequence with F free coordinates is revealed in N evaluations; evaluation n dr
     order     random    uniformly chosen, at first-hitting times (Zheng et al. 2025): with j coordinates still masked and a = 1 - kappa, the
                         next one is revealed at a <- u^(1/j) a, u uniform
               spaced    neighbours far apart (spacing.py), shifted round by a random offset a sequence
+              even      anew in every step: every (M / k_n)-th of the M coordinates that are still masked, from a random offset on
               learned   the ranks that came with the model (tauflow.learn_order)
     counts    equal     k_n = floor((n + 1) F / N) - floor(n F / N)
               power     increments of round(F (n / N)^power), at least 1 each: few tokens first, when little is known
@@ -36,7 +37,7 @@ from tauflow.samplers.leap import CHUNK, categorical, uniforms
 from tauflow.samplers.spacing import shifted, spaced_ranks
 from tauflow.sources import Masked
 
-OrderName = Literal["random", "spaced", "learned"]
+OrderName = Literal["random", "spaced", "even", "learned"]
 CountName = Literal["equal", "power", "entropy"]
 ExtrapolationName = Literal["pairs", "hitting"]
 SURE = 0.1  # share of an entropy budget for the surest coordinates
@@ -51,6 +52,7 @@ class Memory(NamedTuple):
     done: Tensor  # (B,) reveals so far
     count_before: Tensor  # (B,) reveals of the step before
     t_before: Tensor | None = None  # (B,) time of the evaluation before this one
+    offsets: Tensor | None = None  # (B, N) in [0, 1): where each step of the order `even` begins
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Reveal(Sampler):
             raise SamplingError(f"power must be a number above 0, got {self.power}; 1 reveals equal counts, 2 is a good start")
         if not 0 <= self.weight <= 1:
             raise SamplingError(f"weight must be in [0, 1], got {self.weight}; 0 is no extrapolation, 0.15 a little")
+        if self.order == "even" and self.counts == "entropy":
+            raise SamplingError("counts='entropy' goes along an order that is fixed before; use it with order='spaced' or 'random'")
         if self.weight and self.extrapolation == "hitting":
             raise SamplingError("weight belongs to extrapolation='pairs'; hitting times have weights of their own: leave weight out")
 
@@ -84,7 +88,7 @@ class Reveal(Sampler):
         return Grid(t, t), steps
 
     def step(self, problem, state, grid, n, generator):
-        x, memory = state.x, state.memory or self._begin(problem, state.x, generator)
+        x, memory = state.x, state.memory or self._begin(problem, state.x, grid.steps, generator)
         t = memory.times.gather(1, memory.done[:, None]).squeeze(1)  # (B,)
         now = problem.evaluate(x, t)
         turn, count = self._turns(problem, memory, now, x, n, grid.steps)
@@ -116,9 +120,15 @@ class Reveal(Sampler):
 
     def _turns(self, problem: Problem, memory: Memory, now: Evaluation, x: Tensor, n: int, steps: int) -> tuple[Tensor, Tensor]:
         """When in this step each coordinate is revealed (B, D), and how many are (B,): turns 0 .. count - 1 are."""
-        if self.counts != "entropy":
-            return memory.order - memory.done[:, None], self.revealed(memory.free, n + 1, steps) - memory.done
         movable, length = problem.movable(x).cpu(), x.shape[1]
+        if self.counts != "entropy":
+            count = self.revealed(memory.free, n + 1, steps) - memory.done
+            if self.order != "even":
+                return memory.order - memory.done[:, None], count
+            number, left = movable.cumsum(1), (memory.free - memory.done).clamp(min=1)[:, None]
+            after, before = ((memory.offsets[:, n, None] + part * count[:, None] / left).floor() for part in (number, number - 1))
+            picked = movable & (after > before)
+            return (picked.cumsum(1) - 1).masked_fill(~picked, length), count
         entropy = _entropies(now, movable, problem.source.num_tokens, x.device)  # (B, D), infinite where nothing is to be revealed
         survival = [1 - (i / steps) ** self.power for i in (n, n + 1)]
         budget = (1 - survival[1] / survival[0]) * entropy.masked_fill(~movable, 0).sum(1, keepdim=True)
@@ -146,7 +156,7 @@ class Reveal(Sampler):
         weight = weight + torch.where(ends, (count - 1) / (2 * before.clamp(min=1)), 0.0)
         return torch.where(before > 0, weight, 0.0).clamp(0, self.weight).double()[sequence]
 
-    def _begin(self, problem: Problem, x: Tensor, generator: torch.Generator) -> Memory:
+    def _begin(self, problem: Problem, x: Tensor, steps: int, generator: torch.Generator) -> Memory:
         movable = problem.movable(x).cpu()
         batch, length = x.shape
         cpu = torch.device("cpu")
@@ -156,6 +166,8 @@ class Reveal(Sampler):
             geometry = problem.geometry or (length,)
             shift = uniforms(batch * len(geometry), generator, cpu).view(batch, -1)
             keys = shifted(spaced_ranks(geometry), geometry, (shift * torch.tensor(geometry)).long())
+        elif self.order == "even":
+            keys = torch.arange(length).expand(batch, length)
         elif problem.ranks is None:
             raise SamplingError(
                 "there is no learned order: make one with tauflow.learn_order(denoiser, source, schedule, length) and give it as ranks=, "
@@ -173,7 +185,8 @@ class Reveal(Sampler):
         else:
             kappa = (torch.arange(length + 1, dtype=torch.float64) / (free[:, None] + 1)).clamp(max=1)
         none = torch.zeros_like(free)
-        return Memory(order, free, problem.schedule.t_from_kappa(kappa), done=none, count_before=none)
+        offsets = uniforms(batch * steps, generator, cpu).view(batch, steps) if self.order == "even" else None
+        return Memory(order, free, problem.schedule.t_from_kappa(kappa), done=none, count_before=none, offsets=offsets)
 
 
 def _entropies(now: Evaluation, movable: Tensor, num_tokens: int, device: torch.device) -> Tensor:

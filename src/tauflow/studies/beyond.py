@@ -22,7 +22,7 @@ CHOICE_SEEDS = (1000, 1001)
 def variants(source: str) -> dict[str, Sampler]:
     """The same effort for every family: each order, count and weight with each other for reveals; each grid and coin for leaps."""
     if source == "masked":
-        reveals = product(("random", "spaced"), (1.0, 2.0, 3.0), ("none", "pairs .15", "pairs 1", "hitting"))
+        reveals = product(("random", "spaced", "even"), (1.0, 2.0, 3.0), ("none", "pairs .15", "pairs 1", "hitting"))
         found = {f"reveal {order} m={power:g} {how}": _reveal(order, power, how) for order, power, how in reveals}
     else:
         gains = product(("independent", "systematic"), (None, 0.5, 0.75, 1.0))
