@@ -42,7 +42,7 @@ ALLOWED = {
     "studies.base": {"errors", "files", "runs", "tables"},
     "studies.report": {"errors", "files", "plots", "samplers", "studies.base"},
     "studies.pages": {"errors", "files", "studies.base", "studies.report"},
-    "studies.models": {"evaluation", "runs", "samplers", "sampling", "studies.base", "tables"},
+    "studies.models": {"errors", "evaluation", "runs", "samplers", "sampling", "studies.base", "tables"},
     "studies.theory": {
         *("denoisers", "oracles", "runs", "sampling", "schedules", "sources", "studies.base", "studies.models", "tables"),
     },
@@ -64,10 +64,11 @@ ALLOWED = {
         *("denoisers", "oracles", "runs", "schedules", "seeds", "sources", "tasks.base", "tasks.countdown", "heavy"),
     },
     "studies.beyond": {
-        *("orders", "runs", "samplers", "sampling", "studies.base", "studies.laws", "studies.models", "tables", "tasks.base"),
+        *("oracles", "orders", "runs", "samplers", "sampling", "tables"),
+        *("studies.base", "studies.laws", "studies.models", "studies.theory"),
     },
     "studies.runtime": {
-        *("evaluation", "runs", "samplers", "sampling", "schedules", "sources", "studies.base", "tables", "tasks.base"),
+        *("errors", "evaluation", "runs", "samplers", "sampling", "schedules", "sources", "studies.base", "tables", "tasks.base"),
     },
     "ema": set(),
     "files": {"errors"},

@@ -96,7 +96,7 @@ def weights_of(sampler, counts: list[int], n: int) -> float:
     done = sum(counts[:n])
     numbers = [torch.tensor([value]) for value in (sum(counts), done, counts[n - 1], counts[n])]
     free, done, before, count = numbers
-    memory = sampler._begin(Problem(None, Masked(2), LINEAR, None, False), torch.full((1, int(free)), 2), torch.Generator())
+    memory = sampler._begin(Problem(None, Masked(2), LINEAR, None, False), torch.full((1, int(free)), 2), len(counts), torch.Generator())
     memory = memory._replace(done=done, count_before=before, t_before=torch.zeros(1))
     weight = sampler._weights(memory, torch.ones(1), memory.order - done, count, torch.tensor([0]))
     return weight.item()

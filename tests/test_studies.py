@@ -30,7 +30,8 @@ def checkpoint(trained) -> str:
 
 @pytest.mark.parametrize("name", [name for name in STUDIES if name != "text"])
 def test_smoke(name, checkpoint, tmp_path, capsys):
-    main([name, "--smoke", "--out", str(tmp_path), "--ckpt", checkpoint, "--no_progress"])
+    models = [] if "checkpoints" in STUDIES[name].ignores else ["--ckpt", checkpoint]
+    main([name, "--smoke", "--out", str(tmp_path), *models, "--no_progress"])
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
     results = Results.read(tmp_path)
     assert results.study == name
@@ -129,6 +130,12 @@ def test_bad_requests(checkpoint, tmp_path, capsys):
         main(["countdown", "--nfes", "0", "--out", str(tmp_path / "b"), "--ckpt", checkpoint])
     with pytest.raises(SystemExit, match="unknown sampler 'nonsense'"):
         main(["countdown", "--smoke", "--samplers", "nonsense", "--out", str(tmp_path / "c"), "--ckpt", checkpoint])
+    with pytest.raises(SystemExit, match="--samples, --batch_size and --nfes"):
+        main(["countdown", "--samples", "0", "--out", str(tmp_path / "d"), "--ckpt", checkpoint])
+    with pytest.raises(SystemExit, match="text needs --ckpt"):
+        main(["text", "--smoke", "--out", str(tmp_path / "e")])
+    with pytest.raises(SystemExit, match="the study order has no use for --ckpt"):
+        main(["order", "--out", str(tmp_path / "f"), "--ckpt", checkpoint])
     with pytest.raises(SystemExit):
         main(["nonsense", "--out", str(tmp_path)])
     assert "countdown" in capsys.readouterr().err

@@ -176,14 +176,15 @@ def check(
     return nfes
 
 
-def reference(task: Task, count: int) -> dict[str, Measured]:
-    """The task's metrics of real validation items."""
+def reference(task: Task, count: int, first: int = 0) -> dict[str, Measured]:
+    """The task's metrics of `count` real validation items."""
     if not hasattr(task, "val_data"):
         task.setup("validate")
+    begin = first if first + count <= len(task.val_data) else 0
     metrics = task.sample_metrics()
     for metric in metrics.values():
         metric.sync_on_compute = False  # every rank looks at all of them
-    tokens = [item["tokens"] for item in task.val_data.__getitems__(list(range(min(count, len(task.val_data)))))]
+    tokens = [item["tokens"] for item in task.val_data.__getitems__(list(range(begin, min(begin + count, len(task.val_data)))))]
     metrics.update(torch.stack(tokens))
     return _measured(metrics)
 

@@ -1,5 +1,6 @@
 """Files that are written whole or not at all."""
 
+import hashlib
 import os
 import re
 import socket
@@ -42,6 +43,12 @@ def _alive(process: int) -> bool:
     except PermissionError:
         pass
     return True
+
+
+def digest(path: str | Path) -> str:
+    """SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write(path: str | Path, text: str) -> None:

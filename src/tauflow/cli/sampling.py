@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import hashlib
 import logging
 import sys
 import warnings
@@ -15,7 +14,7 @@ from lightning.fabric.utilities import rank_zero_only
 
 from tauflow.errors import CheckpointError, SettingsError, TauflowError
 from tauflow.evaluation import OPTIONS, SETS, check, choose_samplers, evaluate
-from tauflow.files import refuse_unwritable, write
+from tauflow.files import digest, refuse_unwritable, write
 from tauflow.orders import learn_order
 from tauflow.orders import save as save_order
 from tauflow.runs import SHIPPED, Run, load
@@ -28,7 +27,8 @@ PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 DESCRIPTION = """Sample from a trained checkpoint and measure the samples.
 
-With no arguments: takes the newest checkpoint under checkpoints/, samples with the recommended sampler, shows samples and their metrics.
+With no arguments: takes the newest checkpoint under checkpoints/ (the shipped countdown model before any run), samples with the
+recommended sampler, shows samples and their metrics.
 With several samplers or budgets: evaluates every combination and prints a table for each metric, the best of each budget in bold.
 
   python sample.py
@@ -71,7 +71,9 @@ def parser() -> argparse.ArgumentParser:
         "sample.py", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     what = parser.add_argument_group("what to sample")
-    what.add_argument("--ckpt", type=Path, metavar="PATH", help="checkpoint of train.py; by default the best one of the newest run")
+    what.add_argument(
+        "--ckpt", type=Path, metavar="PATH", help="checkpoint of train.py; by default the best of the newest run, or a shipped one"
+    )
     best = ", ".join(f"{name} for a {source} source" for source, name in RECOMMENDED.items())
     what.add_argument("--sampler", metavar="NAMES", help=f"names, comma-separated, or a set (default {best})")
     what.add_argument("--nfe", type=_whole_numbers, default=[32], metavar="NUMBERS", help="budgets of network evaluations (default 32)")
@@ -124,9 +126,10 @@ def parser() -> argparse.ArgumentParser:
 def _sample(arguments: argparse.Namespace) -> Table:
     fabric = _fabric(arguments)
     path = arguments.ckpt or newest_checkpoint()
-    digest = _digest(path) if path.is_file() else ""  # before reading: load says what is wrong with a path
+    sha256 = digest(path) if path.is_file() else ""  # before reading: load says what is wrong with a path
     run = load(path, device=fabric.device)
-    arguments.sampler = arguments.sampler or RECOMMENDED[type(run.source).__name__.lower()]
+    default = "learned_order" if arguments.learn_order else RECOMMENDED[type(run.source).__name__.lower()]
+    arguments.sampler = arguments.sampler or default
     if arguments.learn_order:
         run = _with_learned_order(run, path)
     if arguments.judge:
@@ -136,10 +139,10 @@ def _sample(arguments: argparse.Namespace) -> Table:
         raise SettingsError(f"--show is a number of samples, got {arguments.show}")
     samplers, _ = choose_samplers(arguments.sampler, run, **{name: options[name] for name in OPTIONS})
     nfes = check(run, samplers, arguments.nfe, arguments.num_samples, arguments.batch_size, arguments.temperature)
-    settings = plain(_settings(arguments, path, run, list(samplers), nfes) | {"checkpoint_sha256": digest})
+    settings = plain(_settings(arguments, path, run, list(samplers), nfes) | {"checkpoint_sha256": sha256})
     done = _done(arguments.out, settings) if arguments.out else []
     fabric.launch()
-    if not digest == fabric.broadcast(digest) == _digest(path):
+    if not sha256 == fabric.broadcast(sha256) == digest(path):
         raise CheckpointError(f"{path} was replaced while it was read, perhaps by a run that is training; try again, or copy it first")
     say = rank_zero_only(print)
     say(f"checkpoint  {path}  (step {run.step}, {type(run.task).__name__}, {type(run.source).__name__.lower()} source)", flush=True)
@@ -210,6 +213,7 @@ def newest_checkpoint() -> Path:
 def _with_learned_order(run: Run, path: Path) -> Run:
     """Seconds on a small model; the order is a file beside the checkpoint from then on."""
     print("learning an order from how coordinates depend on each other ...", flush=True)
+    refuse_unwritable(path.parent, "the order is kept beside the checkpoint: copy it to a folder of your own first")
     ranks = learn_order(run.denoiser, run.source, run.schedule, run.task.seq_len)
     print(f"order       {save_order(path, ranks)}", flush=True)
     return dataclasses.replace(run, ranks=ranks)
@@ -258,7 +262,8 @@ def _settings(arguments: argparse.Namespace, path: Path, run: Run, samplers: lis
         "step": run.step,
         "samplers": samplers,
         "nfes": nfes,
-        "guidance_sha256": _digest(arguments.guidance) if arguments.guidance else None,
+        "ranks": run.ranks.tolist() if run.ranks is not None and "learned_order" in samplers else None,
+        "guidance_sha256": digest(arguments.guidance) if arguments.guidance else None,
         **{name: getattr(arguments, name) for name in (*names, *OPTIONS)},
     }
 
@@ -274,11 +279,6 @@ def _done(folder: Path, settings: dict[str, Any]) -> list:
         facts = "; ".join(f"{name}: {table.settings.get(name)} there, {settings[name]} now" for name in changed)
         raise SettingsError(f"{folder} holds results with other settings ({facts}); choose another --out, or remove it to start again")
     return [cell for cell in table.cells if not cell.problem]
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _whole_numbers(text: str) -> list[int]:

@@ -70,8 +70,8 @@ def toss(movable: Tensor, chance: float, coins: CoinName, generator: torch.Gener
     places = movable.flatten().nonzero().squeeze(1)
     if coins == "independent":
         return places[uniforms(len(places), generator, places.device) < chance]
-    number = movable.cumsum(1)  # (B, D)
     start = uniforms(len(movable), generator, movable.device)[:, None]
+    number = movable.cumsum(1).to(start.dtype)  # (B, D)
     jumps = (start + chance * number).floor() > (start + chance * (number - 1)).floor()
     return (jumps & movable).flatten().nonzero().squeeze(1)
 

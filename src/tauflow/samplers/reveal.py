@@ -125,7 +125,7 @@ class Reveal(Sampler):
             count = self.revealed(memory.free, n + 1, steps) - memory.done
             if self.order != "even":
                 return memory.order - memory.done[:, None], count
-            number, left = movable.cumsum(1), (memory.free - memory.done).clamp(min=1)[:, None]
+            number, left = movable.cumsum(1).double(), (memory.free - memory.done).clamp(min=1)[:, None]
             after, before = ((memory.offsets[:, n, None] + part * count[:, None] / left).floor() for part in (number, number - 1))
             picked = movable & (after > before)
             return (picked.cumsum(1) - 1).masked_fill(~picked, length), count
@@ -167,6 +167,8 @@ class Reveal(Sampler):
             shift = uniforms(batch * len(geometry), generator, cpu).view(batch, -1)
             keys = shifted(spaced_ranks(geometry), geometry, (shift * torch.tensor(geometry)).long())
         elif self.order == "even":
+            if sum(size > 1 for size in problem.geometry or ()) > 1:
+                raise SamplingError("order='even' is for sequences: on a grid it would reveal whole columns; use order='spaced'")
             keys = torch.arange(length).expand(batch, length)
         elif problem.ranks is None:
             raise SamplingError(

@@ -3,7 +3,7 @@
 To add one, write a class in one of these rooms (its docstring is the question) and name it here.
 """
 
-from tauflow.studies.beyond import Dependence, Laws, Tuning
+from tauflow.studies.beyond import Dependence, Joints, Laws, Tuned, Tuning
 from tauflow.studies.models import Ablation, Countdown, Epsilon, Text
 from tauflow.studies.observed import Hamming, Kl, Local, Positivity, Proxies
 from tauflow.studies.runtime import Runtime
@@ -13,6 +13,6 @@ STUDIES = {
     study.__name__.lower(): study
     for study in (
         *(Countdown, Ablation, Epsilon, Positivity, Hamming, Proxies, Runtime, Order, Local, Kl, Schedules, Text),
-        *(Tuning, Laws, Dependence),
+        *(Tuning, Tuned, Joints, Laws, Dependence),
     )
 }

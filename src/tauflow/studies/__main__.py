@@ -46,7 +46,12 @@ def main(argv: list[str] | None = None) -> None:
         sizes = {name: getattr(cls, name) for name in ("samples", "seeds", "nfes", "samplers")} | (cls.smoke if arguments.smoke else {})
         given = {name: value for name in (*sizes, "batch_size") if (value := getattr(arguments, name)) is not None}
         settings = Settings(**(sizes | given), checkpoints=tuple(arguments.ckpt), judge=arguments.judge)
-        if settings.samples < 0 or settings.batch_size < 1 or min(settings.nfes) < 1:
+        for name in cls.ignores:
+            if getattr(arguments, "ckpt" if name == "checkpoints" else name):
+                raise SettingsError(
+                    f"the study {arguments.name} has no use for --{'ckpt' if name == 'checkpoints' else name}; leave it out"
+                )
+        if settings.samples < min(1, cls.samples) or settings.batch_size < 1 or min(settings.nfes) < 1:
             raise SettingsError("--samples, --batch_size and --nfes are whole numbers of at least 1")
         study = cls(settings)
         results = run(study, arguments.out, progress=not arguments.no_progress)
@@ -66,7 +71,7 @@ def _command(arguments: argparse.Namespace, argv: list[str] | None) -> str:
 
 def _numbers(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(word) for word in text.split(","))
+        return tuple(dict.fromkeys(int(word) for word in text.split(",")))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers such as 8,16,32") from None
 

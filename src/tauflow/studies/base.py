@@ -42,7 +42,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the numbers of a study; None stands for the study's own."""
+    """What decides the numbers of a study."""
 
     samples: int
     seeds: Sequence[int]
@@ -63,10 +63,12 @@ class Study(ABC):
     smoke: ClassVar[dict[str, Any]] = {"samples": 2, "seeds": (0,), "nfes": (3, 5), "batch_size": 2}  # small enough for a test
     x_name: ClassVar[str] = "NFE"
     shown: ClassVar[tuple[str, ...]] = ()  # metrics of the tables and the figure
+    ignores: ClassVar[tuple[str, ...]] = ()  # settings that mean nothing to this study
     panels_down: ClassVar[bool] = False  # in the figure: panels below each other, metrics side by side
 
     def __init__(self, settings: Settings):
         self.settings = settings
+        self.notes: list[str] = []  # what a reader should know, such as samplers that were left out
 
     @abstractmethod
     def jobs(self) -> list[Job]: ...
@@ -78,12 +80,17 @@ class Study(ABC):
         x = job.x if x is None else x
         return [Record(job.panel, job.row, x, job.seed, name, each.value, each.standard_error) for name, each in metrics.items()]
 
+    def paths(self) -> list[str | Path]:
+        """Of the trained models to study; a study that has none ignores them."""
+        if "checkpoints" in self.ignores:
+            return []
+        return list(self.settings.checkpoints) or [SHIPPED / f"countdown_{source}.ckpt" for source in ("masked", "uniform")]
+
     @cache  # noqa: B019  a study lives as long as its process
     def models(self) -> dict[str, Run]:
         """The trained models to study, by the name of their source: the shipped ones, or those of --ckpt."""
-        paths = self.settings.checkpoints or [SHIPPED / f"countdown_{source}.ckpt" for source in ("masked", "uniform")]
         runs = {}
-        for path in paths:
+        for path in self.paths():
             run = load(path)
             source = type(run.source).__name__.lower()
             if source in runs:
@@ -151,7 +158,9 @@ def run(study: Study, folder: Path, progress: bool = True) -> Results:
     """Makes the jobs that `folder` does not have yet, and keeps what is found after each."""
     from tqdm.auto import tqdm
 
-    name, settings = type(study).__name__.lower(), json.loads(json.dumps(plain(dataclasses.asdict(study.settings))))
+    jobs = study.jobs()  # refuses what cannot be done
+    settings = dataclasses.asdict(study.settings) | {"sha256": [files.digest(path) for path in study.paths()]}
+    name, settings = type(study).__name__.lower(), json.loads(json.dumps(plain(settings)))
     files.refuse_unwritable(folder, "choose another one with --out")
     results = Results(name, settings)
     if (folder / "results.json").exists():
@@ -161,7 +170,6 @@ def run(study: Study, folder: Path, progress: bool = True) -> Results:
             changed = [key for key in settings if old.get(key) != settings[key]]
             facts = "; ".join(f"{key}: {old.get(key)} there, {settings[key]} now" for key in changed) or f"the study {results.study}"
             raise SettingsError(f"{folder} holds results with other settings ({facts}); choose another --out, or remove it to start again")
-    jobs = study.jobs()
     todo = [job for job in jobs if job not in set(results.done)]
     bar = tqdm(todo, desc=name, unit="cell", disable=not progress, initial=len(jobs) - len(todo), total=len(jobs))
     for job in bar:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
 
 from tauflow.denoisers import CallableDenoiser
-from tauflow.oracles import countdown_posterior, evidence
+from tauflow.oracles import EnumerableLaw, countdown_posterior, evidence
 from tauflow.runs import Run
 from tauflow.schedules import Schedule, schedule_from
 from tauflow.seeds import generator_for
@@ -113,7 +113,7 @@ class LawTask(Task):
         self.seq_len, self.num_tokens = length, num_tokens
 
     def setup(self, stage=None):
-        self.val_data = Items({"tokens": row} for row in self.draw(4096, generator_for("law")))
+        self.val_data = Items({"tokens": row} for row in self.draw(20_000, generator_for("law")))
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         raise NotImplementedError
@@ -136,6 +136,43 @@ class ChainTask(LawTask):
     def sample_metrics(self):
         unigrams = UnigramTotalVariation(self.chain.start @ self.chain.emission)
         return MetricCollection({"perplexity": Perplexity(self.chain), "unigram_tv": unigrams}, compute_groups=False)
+
+
+class JointTotalVariation(Metric):
+    """Total variation between the samples and an enumerable law. Of n samples it is above 0 even where they follow the law."""
+
+    higher_is_better = False
+
+    def __init__(self, law: EnumerableLaw, **kwargs):
+        super().__init__(**kwargs)
+        self.law = law
+        self.add_state("counts", torch.zeros(law.num_tokens**law.length, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, tokens):
+        powers = self.law.num_tokens ** torch.arange(self.law.length - 1, -1, -1)
+        self.counts += torch.bincount((tokens * powers).sum(1), minlength=len(self.counts))
+
+    def compute(self):
+        shares, exact = self.counts / self.counts.sum(), self.law.probabilities
+        deviations = (shares * (1 - shares) / self.counts.sum()).sqrt()
+        return (shares - exact).abs().sum() / 2, deviations.square().sum().sqrt() / 2
+
+
+class JointTask(LawTask):
+    headline = "total_variation"
+
+    def __init__(self, law: EnumerableLaw):
+        super().__init__(law.length, law.num_tokens)
+        self.law = law
+
+    def draw(self, count, generator):
+        return self.law.sample(count, generator)
+
+    def posterior(self, x, t, source, schedule):
+        return self.law.posterior(x, t, source, schedule)
+
+    def sample_metrics(self):
+        return MetricCollection({"total_variation": JointTotalVariation(self.law)}, compute_groups=False)
 
 
 class CopyErrorRate(SampleMean):

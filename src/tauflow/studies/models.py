@@ -3,6 +3,7 @@
 from functools import cache
 from itertools import product
 
+from tauflow.errors import SettingsError
 from tauflow.evaluation import choose_samplers, evaluate, reference
 from tauflow.runs import Run
 from tauflow.samplers import Sampler
@@ -21,24 +22,26 @@ class OnModels(Study):
 
     @cache  # noqa: B019  a study lives as long as its process
     def rows(self, source: str) -> dict[str, Sampler]:
-        return choose_samplers(list(self.settings.samplers), self.models()[source])[0]
+        rows, notes = choose_samplers(list(self.settings.samplers), self.models()[source])
+        self.notes.extend(f"{source}: {note}" for note in notes)
+        return rows
 
     def jobs(self):
         jobs = []
         for source in self.models():
-            jobs += [Job(source, REAL, x, self.settings.seeds[0]) for x in self.settings.nfes]
-            for nfe, row, seed in product(self.settings.nfes, self.rows(source), self.settings.seeds):
+            for nfe, row, seed in product(self.settings.nfes, [REAL, *self.rows(source)], self.settings.seeds):
                 jobs.append(Job(source, row, nfe, seed))
         return jobs
 
     def measure(self, job):
         if job.row == REAL:
-            return self.record(job, self.real(job.panel))
+            return self.record(job, self.real(job.panel, self.settings.seeds.index(job.seed)))
         return self.sampled(job, self.models()[job.panel], self.rows(job.panel)[job.row], int(job.x))
 
     @cache  # noqa: B019
-    def real(self, source: str) -> dict[str, Measured]:
-        return reference(self.models()[source].task, self.settings.samples * len(self.settings.seeds))
+    def real(self, source: str, number: int) -> dict[str, Measured]:
+        """Of as many real items as a cell has samples, others for each seed: so that what depends on their number is equal."""
+        return reference(self.models()[source].task, self.settings.samples, first=number * self.settings.samples)
 
     def sampled(self, job: Job, run: Run, sampler: Sampler, nfe: int) -> list[Record]:
         """The task's metrics of fresh samples, and what the sampler says of its steps."""
@@ -62,6 +65,12 @@ class Text(OnModels):
 
     nfes = (8, 16, 32, 64, 128)
     samples = 256
+
+    def models(self):
+        if not self.settings.checkpoints:
+            raise SettingsError("the study text needs --ckpt PATH, one or two checkpoints of text models: none are shipped")
+        return super().models()
+
     shown = (
         *("ppl_corpus_ngram", "ppl_mean_ngram", "ppl_corpus_smollm2", "ppl_mean_smollm2"),
         *("entropy_bits", "distinct_2", "unigram_tv", "memorised_8grams"),
@@ -92,6 +101,7 @@ class Epsilon(OnModels):
     tokens that the model excludes: 5e-6 is a lot at V = 50257 and nothing at V = 32, so the sweep goes on to floors of equal mass."""
 
     x_name = "eps_0"
+    ignores = ("samplers",)
     shown = ("error_rate", "unigram_tv", "ppl_corpus_ngram", "entropy_bits")
     values = (0.0, 1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 5e-6, 1e-4, 1e-3, 8e-3)
 

@@ -20,6 +20,7 @@ class Observed(Study):
     samples = 128
     nfes = (8, 16, 32, 64, 128, 256)
     grids = ("t", "tau")
+    ignores = ("samplers", "judge")
 
     def jobs(self):
         grids, nfes, seeds = self.grids, self.settings.nfes, self.settings.seeds
@@ -88,7 +89,7 @@ class Proxies(Observed):
         records = []
         for row in observer.records():
             for domain in ("tau", "t"):
-                panel = f"{job.panel}, {domain} domain"
+                panel = f"{job.panel}, {domain} domain" + (f", NFE {job.x:g}" if len(self.settings.nfes) > 1 else "")
                 for name in ("curv", "drift"):
                     found = {"proxy": Measured(row[f"{name}_{domain}"], 0.0)}
                     records += self.record(Job(panel, {"curv": "curvature", "drift": "drift"}[name], job.x, job.seed), found, row["t"])
@@ -102,6 +103,7 @@ class Kl(Study):
     and integration terms (without C_Phi), and the exact terminal KL that they bound; up to kappa = 0.8, floor 1e-6, weak law."""
 
     samples = 4000  # paths
+    ignores = ("checkpoints", "judge", "batch_size")
     seeds = (0,)
     nfes = (4, 8, 16, 32, 64)
     samplers = ("tr", "tr_cie", "tr_cie_exact")
@@ -127,6 +129,7 @@ class Local(Study):
 
     samples = 0
     seeds = (0,)
+    ignores = ("checkpoints", "judge", "samples", "seeds", "batch_size")
     nfes = (8, 16, 32, 64, 128)  # 1 / h
     samplers = ("euler", "tr", "cie", "tr_cie", "tr_cie_exact")
     x_name = "1 / h"

@@ -16,7 +16,7 @@ from tauflow.plots import style_of
 from tauflow.samplers import SAMPLERS
 from tauflow.studies.base import Results, Study
 
-COLUMNS = 9  # of a table; a longer series is thinned out
+COLUMNS = 10  # of a table; a longer series is thinned out
 TAB20 = colormaps["tab20"].colors
 LINEAR = {"sequence_error_rate", "entropy_bits", "distinct_2", "distinct_3", "memorised_8grams", "slope"}  # others have log axes
 
@@ -43,7 +43,10 @@ def to_markdown(study: Study, results: Results, command: str) -> str:
     question = " ".join((type(study).__doc__ or "").split())
     settings = study.settings
     parts = [f"# {results.study}\n\n{question}\n\n```bash\n{command}\n```\n"]
-    parts.append(f"{settings.samples} samples of each of {len(settings.seeds)} seeds; mean over seeds ± standard error over all samples.\n")
+    if settings.samples:
+        size = f"{settings.samples} samples of each of {len(settings.seeds)} seeds"
+        parts.append(f"{size}; mean over seeds ± standard error over all samples.\n")
+    parts.extend(f"- {note}\n" for note in dict.fromkeys(study.notes))
     for panel in results.panels():
         parts.extend(table(results, panel, metric, study.x_name) for metric in study.shown if results.rows(panel, metric))
     return "\n".join(parts)
@@ -59,8 +62,8 @@ def table(
     ratio: str | None = None,
 ) -> str:
     """A Markdown table of one panel and metric: a line for each row, a column for each x; as ratios to a row if one is named."""
-    xs = xs or results.xs(panel, metric)
-    if len(xs) > COLUMNS:
+    xs, given = xs or results.xs(panel, metric), bool(xs)
+    if len(xs) > COLUMNS and not given:
         xs = [xs[round(i * (len(xs) - 1) / (COLUMNS - 1))] for i in range(COLUMNS)]
     found = rows or results.rows(panel, metric)
     if not found or not xs or (missing := set(found) - set(results.rows(panel, metric))):
@@ -82,9 +85,10 @@ def cell(results: Results, panel: str, row: str, x: float, metric: str, ratio: s
         return f"{found.value / base.value:.3f}" if base and base.value else ""
     size = abs(found.value)
     if size and not 1e-3 <= size < 1e5:
-        return f"{found.value:.2e}"
+        return f"{found.value:.2e}" + (f" ± {found.standard_error:.1e}" if found.standard_error > 0 else "")
     digits = 4 if size < 1 else 3 if size < 10 else 1
-    error = f" ± {found.standard_error:.{digits}f}" if found.standard_error > 0 else ""
+    rounded = f"{found.standard_error:.{digits}f}"
+    error = f" ± {rounded if float(rounded) else f'{found.standard_error:.0e}'}" if found.standard_error > 0 else ""
     return f"{found.value:.{digits}f}{error}"
 
 
@@ -122,7 +126,7 @@ def _draw(axes, study: Study, results: Results, panel: str, metric: str) -> None
         if len(xs) <= COLUMNS:
             axes.set_xticks(xs, [f"{x:g}" for x in xs])
             axes.xaxis.set_minor_formatter(NullFormatter())
-    elif xs and min(xs) == 0 and max(xs) < 1e-3:
+    elif xs and study.x_name == "eps_0":
         axes.set_xscale("symlog", linthresh=min(x for x in xs if x > 0))
     if metric not in LINEAR and any(value > 0 for value in values):
         axes.set_yscale("log", nonpositive="clip")

@@ -6,6 +6,7 @@ from functools import cache
 
 import torch
 
+from tauflow.errors import SettingsError
 from tauflow.evaluation import choose_samplers
 from tauflow.runs import Run
 from tauflow.samplers import Sampler
@@ -62,7 +63,7 @@ class Runtime(Study):
         if sampler is None:
             peer_sample(run, shape, nfe, seed)
         else:
-            sample(run.denoiser, run.source, run.schedule, shape, sampler, nfe, seed=seed)
+            sample(run.denoiser, run.source, run.schedule, shape, sampler, nfe, seed=seed, geometry=run.task.geometry, ranks=run.ranks)
 
 
 @torch.no_grad()
@@ -74,7 +75,7 @@ def peer_sample(run: Run, shape: tuple[int, int], nfe: int, seed: int) -> torch.
     from flow_matching.utils import ModelWrapper
 
     if not isinstance(run.schedule, Polynomial):
-        raise ValueError(f"flow_matching has no schedule {run.schedule}")
+        raise SettingsError(f"flow_matching has no schedule {run.schedule}; study a model with a polynomial one")
     states = run.source.num_states
 
     class Probabilities(ModelWrapper):

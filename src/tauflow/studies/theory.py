@@ -29,6 +29,7 @@ class Exact(Study):
 
     seeds = (0,)
     samples = 0
+    ignores = ("checkpoints", "judge", "samples", "seeds", "batch_size")
     shown = ("total_variation", "slope")
 
     def line(self, job: Job, errors: dict[int, float]) -> list:
