@@ -60,6 +60,23 @@ def test_ids_are_judged_as_they_are(saved):
     assert count.tolist() == [3, 3]
 
 
+def test_the_precision_of_sampling_is_not_that_of_judging(saved):
+    judge = causal_judge(str(saved))
+    expected = judge.score(torch.zeros(5, 3), TEXTS)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(judge.score(torch.zeros(5, 3), TEXTS)[0], expected)
+
+
+def test_logits_are_not_copied_all_at_once(saved, monkeypatch):
+    function, sizes = torch.nn.functional.cross_entropy, []
+    monkeypatch.setattr(
+        "torch.nn.functional.cross_entropy",
+        lambda logits, *args, **options: (sizes.append(len(logits)), function(logits, *args, **options))[1],
+    )
+    causal_judge(str(saved), on_ids=True).score(torch.ones(5, 8, dtype=torch.long), TEXTS)
+    assert sizes == [7] * 5
+
+
 def test_both_definitions_by_hand():
     nll, count = torch.tensor([2.0, 9.0, 0.0], dtype=torch.float64), torch.tensor([2, 3, 0])
     assert corpus_perplexity(nll, count).item() == pytest.approx(math.exp(11 / 5))

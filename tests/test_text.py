@@ -5,18 +5,23 @@ import hashlib
 import json
 import math
 import multiprocessing
+import shutil
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import ENV, ROOT, run_train
 
-from tauflow.cli.training import TauflowCLI
-from tauflow.errors import SettingsError
+import tauflow
+from tauflow.checkpoints import build
+from tauflow.cli.training import TauflowCLI, _refuse_other_settings
+from tauflow.errors import CheckpointError, SettingsError
+from tauflow.runs import CLASSES
 from tauflow.tasks import Text
 from tauflow.tasks.blocks import Streamed, cached_blocks, pack
 from tauflow.tasks.corpus import BuiltIn, Files, Hub, in_validation
@@ -24,6 +29,7 @@ from tauflow.tasks.text import Distinct, Entropy
 from tauflow.tasks.vocabulary import byte_level_bpe, characters, existing, vocabulary_from
 
 AWKWARD = "na\u00efve cafe\u0301 \u4f60\u597d \U0001f469\u200d\U0001f680 \u202egnirts\u202c tab\t\r\n  two  spaces \x07 \ufeff end"
+SPECIAL = "ends with <eos> or <|endoftext|> or <unk>"
 
 
 def documents(count=200):
@@ -104,6 +110,14 @@ def test_files_that_are_no_text(tmp_path, contents, message):
         Text(files=str(tmp_path / "x.txt"), cache=str(tmp_path))
 
 
+def test_a_damaged_archive(tmp_path):
+    damaged = bytearray(gzip.compress(b"some text"))
+    damaged[10] = 0xFF  # a kind of block that does not exist
+    (tmp_path / "x.txt.gz").write_bytes(damaged)
+    with pytest.raises(SettingsError, match="is not text in UTF-8"):
+        list(Files((str(tmp_path / "x.txt.gz"),)).documents())
+
+
 def test_other_bad_settings(tmp_path, corpus_file):
     with pytest.raises(SettingsError, match="there is no file"):
         Text(files=str(tmp_path / "none*.txt"))
@@ -111,6 +125,8 @@ def test_other_bad_settings(tmp_path, corpus_file):
         Text(files="a", hub="b")
     with pytest.raises(SettingsError, match="at least 257"):
         text(corpus_file, tmp_path, vocabulary=100)
+    with pytest.raises(SettingsError, match="length >= 3"):
+        text(corpus_file, tmp_path, length=2)
     with pytest.raises(SettingsError, match="there is no tokenizer file"):
         text(corpus_file, tmp_path, tokenizer="no/such/tokenizer.json")
     with pytest.raises(SettingsError, match="does not fill one block of 100000 tokens; give more text"):
@@ -124,11 +140,12 @@ def test_other_bad_settings(tmp_path, corpus_file):
 
 @pytest.mark.parametrize("kind", ["characters", "bpe", "gpt2"])
 def test_round_trips_on_awkward_unicode(kind, gpt2):
-    texts = [AWKWARD, "plain"]
+    texts = [AWKWARD, "plain", SPECIAL]
     made = {"characters": lambda: characters(texts), "bpe": lambda: byte_level_bpe(texts, 300), "gpt2": lambda: existing(gpt2)}
     vocabulary = vocabulary_from(made[kind]())
-    for words in (AWKWARD, "plain", "", " ", "\n\n"):
+    for words in (AWKWARD, "plain", "", " ", "\n\n", SPECIAL):
         (ids,) = vocabulary.encode([words])
+        assert vocabulary.eos not in ids, "documents do not end within"
         assert vocabulary.decode(ids, eos="|") == words
         assert vocabulary.decode([*ids, vocabulary.eos, *ids], eos="|") == f"{words}|{words}"
         assert all(0 <= token < vocabulary.size for token in ids)
@@ -247,17 +264,33 @@ def test_every_pass_is_a_permutation(corpus_file, tmp_path):
     assert torch.equal(again.train_data.__getitems__([count + 3])[0]["tokens"], task.train_data.__getitems__([count + 3])[0]["tokens"])
 
 
+def test_validation_items_stand_for_the_whole_corpus(corpus_file, tmp_path):
+    """A few of the blocks come from all of it, though it is sorted; the order is fixed; every block has its place."""
+    all_items, few, other = (text(corpus_file, tmp_path, val_items=count, seed=seed) for count, seed in ((10**6, 0), (20, 0), (10**6, 1)))
+    for task in (all_items, few, other):
+        task.setup("fit")
+    blocks = [tuple(row) for row in all_items._blocks[1][:]["tokens"].tolist()]
+    order = [blocks.index(tuple(all_items.val_data[i]["tokens"].tolist())) for i in range(len(blocks))]
+    assert sorted(order) == list(range(len(blocks)))
+    assert [blocks.index(tuple(row)) for row in few.val_data.tokens().tolist()] == order[:20]
+    assert len(blocks) > 100
+    assert sum(place < len(blocks) / 2 for place in order[:20]) in range(3, 18)  # 10 expected; the first blocks would be 20
+    assert other.val_data.rows.tolist()[:20] != order[:20]
+    assert [item["index"].item() for item in few.val_data.__getitems__([3, 1])] == [3, 1]
+    assert torch.equal(few.train_data[7]["tokens"], few.train_data.__getitems__([7])[0]["tokens"])
+
+
 # Streams
 
 
 @pytest.fixture(scope="module")
 def hub_folder(tmp_path_factory):
-    """A local folder that `datasets` loads like one of the hub: four shards of parquet."""
+    """A local folder that `datasets` loads like one of the hub: four shards of parquet, with a row without text in each."""
     from datasets import Dataset
 
     folder = tmp_path_factory.mktemp("hub")
     for shard in range(4):
-        Dataset.from_dict({"text": documents()[shard::4]}).to_parquet(folder / f"train-{shard}.parquet")
+        Dataset.from_dict({"text": [*documents()[shard::4], None]}).to_parquet(folder / f"train-{shard}.parquet")
     return folder
 
 
@@ -285,32 +318,42 @@ class Documents(torch.utils.data.IterableDataset):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_streamed_batches_have_the_positions_of_their_step(hub_folder, gpt2, workers):
-    """Positions tell the training noise apart; over ranks, accumulated parts and epochs they count every item once."""
+@pytest.mark.parametrize("step", [0, 1])
+def test_streamed_batches_have_the_positions_of_their_step(hub_folder, gpt2, workers, step):
+    """Positions tell the training noise apart; over ranks, accumulated parts and epochs they count every item once.
+
+    As the trainer does it, no more batches are taken than an epoch has; a resumed run takes what was left of its epoch first.
+    """
     positions = []
     for rank in (0, 1):
         task = Text(
             hub=str(hub_folder), streaming=True, tokenizer=gpt2, length=8, batch_size=8, epoch_items=32, val_share=0.1, num_workers=workers
         )
-        task.trainer = Fake(rank, accumulate=2)
+        task.trainer = Fake(rank, accumulate=2, step=step)
         task.setup("fit")
         loader = task.train_dataloader()
         assert len(loader) == 8
-        for epoch in (0, 1):
-            batches = list(loader)
-            assert len(batches) == 8
+        for epoch, count in ((0, 8 - 2 * step), (1, 8), (2, 8)):
+            iterator = iter(loader)
+            batches = [next(iterator) for _ in range(count)]
             assert all(batch["tokens"].shape == (2, 8) for batch in batches)
             positions += [(epoch, position) for batch in batches for position in batch["position"].tolist()]
-    assert sorted(positions) == [(position // 32, position) for position in range(64)]
+    assert sorted(positions) == [(position // 32, position) for position in range(8 * step, 96)]
 
 
 class Fake:
     """Stands for the trainer of one of two ranks."""
 
-    world_size, global_step, is_global_zero, log_dir = 2, 0, False, None
+    world_size, is_global_zero, log_dir = 2, False, None
 
-    def __init__(self, rank, accumulate):
-        self.global_rank, self.accumulate_grad_batches = rank, accumulate
+    def __init__(self, rank, accumulate, step):
+        self.global_rank, self.accumulate_grad_batches, self.global_step = rank, accumulate, step
+
+
+def test_statistics_of_a_stream_come_from_the_stream(hub_folder, gpt2):
+    task = Text(hub=str(hub_folder), streaming=True, tokenizer=gpt2, length=8, val_share=0.1, val_items=30)
+    assert task.statistics.validation.shape == (30, 8)
+    assert task.statistics.unigrams.sum() == pytest.approx(1)
 
 
 def test_hub_data_set_by_name_config_split_and_column(hub_folder, tmp_path):
@@ -365,6 +408,71 @@ def test_perplexity_is_that_of_the_judge(corpus_file, tmp_path):
     assert found["ppl_mean_ngram"][0].item() == pytest.approx(np.exp(-logs.mean(1)).mean())
 
 
+def test_masks_are_not_judged(corpus_file, tmp_path):
+    task = text(corpus_file, tmp_path)
+    with pytest.raises(SettingsError, match="samples hold masks, which no judge can read; use --finish draw or reuse"):
+        task.sample_metrics().update(torch.full((2, 16), task.num_tokens))
+
+
+class Elsewhere(torch.Tensor):
+    """Stands for a tensor of a GPU, which meets no other one before it is brought to the CPU."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is not torch.Tensor.cpu:
+            raise RuntimeError("tensors on two devices")
+        return super().__torch_function__(function, types, args, kwargs or {}).as_subclass(torch.Tensor)
+
+
+def test_scores_of_samples_on_several_devices(corpus_file, tmp_path):
+    task = text(corpus_file, tmp_path)
+    here = torch.arange(32).view(2, 16)
+    assert torch.equal(task._score("ngram", here)[0], task._score("ngram", here.as_subclass(Elsewhere))[0])
+
+
+@pytest.fixture(scope="module")
+def small_gpt2(tmp_path_factory, corpus_file):
+    """A judge with the vocabulary of the task `text` makes, in a folder with dots in its name."""
+    import transformers
+
+    task = text(corpus_file, tmp_path_factory.mktemp("cache"))
+    folder = tmp_path_factory.mktemp("judges") / "small-2.5.x"
+    transformers.PreTrainedTokenizerFast(tokenizer_object=task.tokens.tokenizer, eos_token="<eos>").save_pretrained(folder)
+    config = transformers.GPT2Config(vocab_size=task.num_tokens, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+def test_a_judge_with_the_same_vocabulary_reads_the_ids(corpus_file, tmp_path, small_gpt2):
+    task = text(corpus_file, tmp_path, judges=f"{small_gpt2}, ngram")
+    metrics = task.sample_metrics()
+    metrics.update(torch.randint(task.num_tokens, (3, 16), generator=torch.Generator().manual_seed(0)))
+    assert metrics.compute()[task.headline][-1] == 3 * 15, "all ids but the first, whatever their text is"
+    assert task.headline == "ppl_corpus_small-2_5_x"
+    other = text(corpus_file, tmp_path, tokenizer="characters")
+    assert not other.judge(str(small_gpt2)).on_ids
+
+
+def test_judges_of_the_same_name_are_refused(corpus_file, tmp_path, small_gpt2):
+    shutil.copytree(small_gpt2, tmp_path / "small-2_5.x")
+    task = text(corpus_file, tmp_path)
+    with pytest.raises(SettingsError, match="are both called small-2_5_x; use one of them, or rename its folder"):
+        task.use_judges(f"ngram,{small_gpt2},{tmp_path / 'small-2_5.x'}")
+    task.use_judges(f"ngram,ngram,{small_gpt2}")
+
+
+def test_a_judge_runs_on_the_gpu_of_its_process(corpus_file, tmp_path, monkeypatch):
+    asked = []
+    task = text(corpus_file, tmp_path)
+    monkeypatch.setattr("tauflow.tasks.text.causal_judge", lambda *args, **options: asked.append((*args, options["progress"])))
+    task.judge("a")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 1)
+    monkeypatch.setattr("tauflow.tasks.text.rank_zero_only.rank", 1)
+    task.judge("b")
+    assert asked == [("a", "cpu", True), ("b", torch.device("cuda:1"), False)]
+
+
 def test_prompts_and_blanks(corpus_file, tmp_path):
     task = text(corpus_file, tmp_path)
     tokens, known = task.prompt("the people")
@@ -414,8 +522,6 @@ def test_training_logs_perplexity_entropy_and_text(text_run):
 
 def test_sample_without_the_corpus(text_run, tmp_path):
     """The checkpoint carries the tokenizer, the run's folder the statistics: text, perplexity and reference need no corpus."""
-    import shutil
-
     folder = tmp_path / "moved"
     shutil.copytree(text_run[0], folder)
     checkpoint = torch.load(folder / "best.ckpt", weights_only=True)
@@ -431,6 +537,37 @@ def test_sample_without_the_corpus(text_run, tmp_path):
     result = sample("--ckpt", folder / "best.ckpt", "--judge", "/no/judge", cwd=tmp_path)
     assert "cannot load the judge '/no/judge'" in result.stderr
     assert result.returncode == 1
+
+
+def test_statistics_that_are_missing_are_made_again(text_run, tmp_path, monkeypatch):
+    """From the corpus: the same ones, with the same validation items in the same order."""
+    monkeypatch.chdir(tmp_path)
+    folder = shutil.copytree(text_run[0], tmp_path / "run")
+    found = []
+    for _ in range(2):
+        task = tauflow.load(folder / "best.ckpt").task
+        task.setup("validate")
+        items = [task.val_data[i]["tokens"] for i in range(len(task.val_data))]
+        found.append([torch.stack(items), task.statistics.unigrams, task.statistics.grams, task.statistics.validation])
+        (folder / "statistics.npz").unlink(missing_ok=True)
+    for saved, made in zip(*found, strict=True):
+        np.testing.assert_array_equal(made, saved)
+
+
+def test_another_split_is_refused(text_run):
+    """Also where the tokenizer stays the same; files may have moved."""
+    path = text_run[0] / "last.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    model, task = (build(checkpoint["tauflow"][name], CLASSES) for name in ("model", "task"))
+    trainer = SimpleNamespace(accumulate_grad_batches=1)
+    task.files = "/moved.txt"
+    _refuse_other_settings(checkpoint, path, model, task, trainer)
+    for name, value in {"seed": 5, "val_share": 0.2, "document": "file", "hub_split": "test"}.items():
+        before = getattr(task, name)
+        setattr(task, name, value)
+        with pytest.raises(CheckpointError, match=rf"settings \(data\.{name}: {before} there, {value} here\)"):
+            _refuse_other_settings(checkpoint, path, model, task, trainer)
+        setattr(task, name, before)
 
 
 def test_another_tokenizer_is_refused(text_run):

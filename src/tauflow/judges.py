@@ -7,6 +7,7 @@
 
 import importlib.util
 import math
+import re
 from abc import ABC, abstractmethod
 from pathlib import Path
 
@@ -81,20 +82,27 @@ class CausalJudge(Judge):
         device, width = self.model.device, max(len(part) for part in parts)
         ids = torch.tensor([part + [0] * (width - len(part)) for part in parts], device=device)
         mask = torch.tensor([[1] * len(part) + [0] * (width - len(part)) for part in parts], device=device)
-        logits = self.model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
-        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len(parts), -1)
-        return (losses * mask[:, 1:]).sum(1).double().cpu()
+        with torch.autocast(device.type, enabled=False):  # samples may be drawn in another precision
+            logits = self.model(input_ids=ids, attention_mask=mask).logits
+            losses = [  # one row at a time: a copy of all logits in float32 would be huge
+                torch.nn.functional.cross_entropy(logits[row, : len(part) - 1].float(), ids[row, 1 : len(part)], reduction="sum")
+                for row, part in enumerate(parts)
+            ]
+        return torch.stack(losses).double().cpu()
 
     def _track(self, steps: range):
         if not self.progress or len(steps) < 8:
             return steps
+        from rich import get_console
         from rich.progress import track
 
-        return track(steps, description=f"judging with {self.name}")
+        return track(steps, description=f"judging with {self.name}", transient=True, disable=not get_console().is_terminal)
 
 
-def causal_judge(name: str, device: str | torch.device = "cpu", **options) -> CausalJudge:
-    """A causal language model by hub name, local folder, .gguf file, or `smollm2`."""
+def causal_judge(
+    name: str, device: str | torch.device = "cpu", vocabulary: dict[str, int] | None = None, on_ids: bool = False, **options
+) -> CausalJudge:
+    """A causal language model by hub name, local folder, .gguf file, or `smollm2`; judges ids where its tokenizer has this vocabulary."""
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError:
@@ -115,7 +123,8 @@ def causal_judge(name: str, device: str | torch.device = "cpu", **options) -> Ca
         raise SettingsError(
             f"cannot load the judge {name!r}: {reason}; name a causal language model of transformers, or take {SMOLLM2}"
         ) from None
-    return CausalJudge(label, model, tokenizer, **options)
+    label = re.sub(r"[^\w-]", "_", label)  # metrics may not have dots in their names
+    return CausalJudge(label, model, tokenizer, on_ids=on_ids or tokenizer.get_vocab() == vocabulary, **options)
 
 
 def _smollm2_file() -> Path:

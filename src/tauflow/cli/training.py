@@ -218,14 +218,16 @@ def _refuse_finished(checkpoint: dict, path: Path, trainer: Namespace) -> None:
 
 
 def _refuse_other_settings(checkpoint: dict, path: Path, model: DFMModule, task: Task, trainer: Trainer) -> None:
-    """What may not change on the way: the task, the model, and how items are counted into steps and epochs."""
+    """What may not change on the way: the task, its split, the model, and how items are counted into steps and epochs."""
 
     def facts(model: dict, task: dict, accumulate: int) -> dict:
         both = model["init_args"] | task["init_args"] | {"task": task["class_path"], "accumulate_grad_batches": accumulate}
         if both.get("tokenizer_json"):
             both["tokenizer"] = f"one with digest {hashlib.sha256(both['tokenizer_json'].encode()).hexdigest()[:8]}"
+        data = ("seed", "val_share", "document", "hub", "hub_config", "hub_split", "hub_column")  # files may have moved
+        both |= {f"data.{name}": task["init_args"].get(name) for name in data}
         names = ("task", "num_tokens", "seq_len", "tokenizer", "source", "schedule", "network")
-        names += ("batch_size", "epoch_items", "accumulate_grad_batches")
+        names += ("batch_size", "epoch_items", "accumulate_grad_batches", *(f"data.{name}" for name in data))
         return {name: both.get(name) for name in names}
 
     entry = checkpoint[KEY]

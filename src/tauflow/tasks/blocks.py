@@ -105,6 +105,9 @@ class Shuffled(Dataset):
     def __len__(self) -> int:
         return 2**62
 
+    def __getitem__(self, position: int) -> dict[str, Tensor]:
+        return self.__getitems__([position])[0]
+
     def __getitems__(self, positions: list[int]) -> list[dict[str, Tensor]]:
         rows = self.blocks[[self._row(int(position)) for position in positions]]["tokens"]
         return [
@@ -121,19 +124,32 @@ class Shuffled(Dataset):
 
 
 class Fixed(Dataset):
-    """The first validation blocks, in order."""
+    """Validation items: the first blocks of a permutation that the seed gives, or of the order given where there is no seed.
 
-    def __init__(self, blocks, count: int):
-        self.blocks, self.count = blocks, min(count, len(blocks))
+    A corpus may be sorted, by years for instance: blocks from its beginning alone would not stand for it.
+    """
+
+    def __init__(self, blocks, count: int, seed: int | None = None):
+        self.blocks, order = blocks, np.arange(len(blocks))
+        if seed is not None:
+            np.random.Generator(np.random.Philox(seed_of("validation order", seed))).shuffle(order)
+        self.rows = order[:count]
 
     def __len__(self) -> int:
-        return self.count
+        return len(self.rows)
+
+    def __getitem__(self, item: int) -> dict[str, Tensor]:
+        return self.__getitems__([item])[0]
 
     def __getitems__(self, items: list[int]) -> list[dict[str, Tensor]]:
-        rows = self.blocks[[int(i) for i in items]]["tokens"]
+        rows = self.blocks[self.rows[items].tolist()]["tokens"]
         return [
             {"tokens": torch.from_numpy(np.asarray(row)).long(), "index": torch.tensor(int(i))} for row, i in zip(rows, items, strict=True)
         ]
+
+    def tokens(self) -> np.ndarray:
+        """All items (N, D)."""
+        return np.asarray(self.blocks[self.rows.tolist()]["tokens"])
 
 
 class Streamed(IterableDataset):
@@ -163,21 +179,20 @@ class Streamed(IterableDataset):
         self.batch_size, self.steps_per_epoch, self.accumulate = batch_size, steps_per_epoch, accumulate
         self.rank, self.world_size = rank, world_size
         self.first_step = step()
-        self._done = 0  # batches of this process
+        self._done = 0  # batches of all epochs begun so far, from the beginning of training
         self._rows: Iterator[np.ndarray] | None = None
 
     def __iter__(self):
         worker = get_worker_info()
         number, count = (worker.id, worker.num_workers) if worker else (0, 1)
-        part = self.batch_size // self.accumulate
-        for k in range(number, self.steps_per_epoch * self.accumulate, count):
-            k += self._done  # batches of the epochs before
-            step = self.first_step + k // self.accumulate
-            begin = step * self.batch_size + k % self.accumulate * part
+        part, epoch = self.batch_size // self.accumulate, len(self)
+        first = self._done or self.first_step * self.accumulate
+        self._done = last = (first // epoch + 1) * epoch  # now: the trainer does not ask for what comes after the last batch
+        for k in range(first + number, last, count):
+            begin = k * part
             positions = list(range(begin + self.rank, begin + part, self.world_size))
             rows = [next(self._endless()) for _ in positions]
             yield {"tokens": torch.from_numpy(np.stack(rows)).long(), "position": torch.tensor(positions)}
-        self._done += self.steps_per_epoch * self.accumulate
 
     def __len__(self) -> int:
         return self.steps_per_epoch * self.accumulate
@@ -209,7 +224,7 @@ class Streamed(IterableDataset):
             stream = split_dataset_by_node(stream, rank=self.rank, world_size=self.world_size)
         for row in stream.with_format("torch"):
             text = row[self.corpus.column]
-            if text.strip() and not in_validation(text, self.val_share, self.seed):
+            if text and text.strip() and not in_validation(text, self.val_share, self.seed):
                 yield text
 
 

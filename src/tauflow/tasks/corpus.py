@@ -4,6 +4,7 @@ import glob
 import gzip
 import hashlib
 import re
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ def _read(path: Path) -> str:
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = data.decode("utf-8-sig")
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise SettingsError(f"{path} is not text in UTF-8 ({error}); convert it, or leave it out of --data.files") from None
     if "\0" in text:
         raise SettingsError(f"{path} is not text: it holds zero bytes; leave it out of --data.files")

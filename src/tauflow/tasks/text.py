@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
@@ -80,9 +81,9 @@ class Text(Task):
             raise SettingsError("give --data.files or --data.hub, not both")
         if streaming and not hub:
             raise SettingsError("--data.streaming needs a data set of the hub: --data.hub NAME")
-        if length < 2 or batch_size < 1 or val_items < 2 or not 0 < val_share < 1:
+        if length < 3 or batch_size < 1 or val_items < 2 or not 0 < val_share < 1:  # 3: the n-gram judge is made of trigrams
             raise SettingsError(
-                f"text needs length >= 2, batch_size >= 1, val_items >= 2 and val_share in (0, 1), got {length}, {batch_size}, {val_items} "
+                f"text needs length >= 3, batch_size >= 1, val_items >= 2 and val_share in (0, 1), got {length}, {batch_size}, {val_items} "
                 f"and {val_share}"
             )
         super().__init__(batch_size=batch_size, epoch_items=epoch_items, num_workers=num_workers)
@@ -136,7 +137,7 @@ class Text(Task):
         return path.read_text()
 
     def setup(self, stage: str | None = None) -> None:
-        self.val_data = Fixed(self._validation_blocks(stage), self.val_items)
+        self.val_data = self._validation_items(stage)
         if stage in ("fit", None) and not self.streaming:
             self.train_data = Shuffled(self._blocks[0], self.seed)
         if stage == "fit" and self.trainer and (folder := self.trainer.log_dir):
@@ -148,12 +149,13 @@ class Text(Task):
     def _blocks(self):
         return cached_blocks(Path(self.cache), self.corpus, self.tokens, self.length, self.val_share, self.seed, progress=True)
 
-    def _validation_blocks(self, stage: str | None):
+    def _validation_items(self, stage: str | None) -> Fixed:
         if stage != "fit" and self.folder and (self.folder / STATISTICS).exists():
-            return InMemory({"tokens": self.statistics.validation})
-        if self.streaming:
-            return InMemory(first_validation_blocks(self.corpus, self.tokens, self.length, self.val_share, self.seed, self.val_items))
-        return self._blocks[1]
+            return Fixed(InMemory({"tokens": self.statistics.validation}), self.val_items)  # saved in their order
+        if not self.streaming:
+            return Fixed(self._blocks[1], self.val_items, self.seed)
+        blocks = first_validation_blocks(self.corpus, self.tokens, self.length, self.val_share, self.seed, self.val_items)
+        return Fixed(InMemory(blocks), self.val_items, self.seed)
 
     def train_dataloader(self):
         if not self.streaming:
@@ -180,14 +182,15 @@ class Text(Task):
         """Of the training split: from beside the run where it lies there, else from the corpus."""
         if self.folder and (self.folder / STATISTICS).exists():
             return TextStatistics.load(self.folder / STATISTICS, self.num_tokens)
-        val = self.val_data.blocks[list(range(len(self.val_data)))]["tokens"] if hasattr(self, "val_data") else self._blocks[1][:]["tokens"]
+        if not hasattr(self, "val_data"):
+            self.setup("validate")
         rows = max(1, self.statistics_tokens // self.length)
         if self.streaming:
             stream = Streamed(self.corpus, self.tokens, self.length, self.val_share, self.seed, 1, 1, 1, 0, 1, step=lambda: 0, shuffle=0)
             train = np.stack(list(islice(stream._passes(), min(rows, 4096))))
         else:
             train = self._blocks[0][: min(rows, len(self._blocks[0]))]["tokens"]
-        return TextStatistics.of(np.asarray(train), np.asarray(val)[: self.val_items], self.num_tokens)
+        return TextStatistics.of(np.asarray(train), self.val_data.tokens(), self.num_tokens)
 
     # Samples
 
@@ -227,8 +230,7 @@ class Text(Task):
 
     def use_judges(self, names: str) -> None:
         self.judges = names
-        for name in self._judge_names:
-            self.judge(name)  # a judge that cannot be loaded is refused now
+        self._labels()  # a judge that cannot be loaded is refused now
 
     @property
     def headline(self) -> str:
@@ -241,8 +243,21 @@ class Text(Task):
     def judge(self, name: str) -> Judge:
         """The judge by its name, loaded once."""
         if name not in self._judges:
-            self._judges[name] = NgramJudge(self.statistics.ngrams) if name == "ngram" else causal_judge(name)
+            self._judges[name] = NgramJudge(self.statistics.ngrams) if name == "ngram" else self._causal_judge(name)
         return self._judges[name]
+
+    def _causal_judge(self, name: str) -> Judge:
+        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
+        return causal_judge(name, device, vocabulary=self.tokens.tokenizer.get_vocab(), progress=rank_zero_only.rank == 0)
+
+    def _labels(self) -> dict[str, str]:
+        """What the judges are called in tags, with their names."""
+        labels: dict[str, str] = {}
+        for name in self._judge_names:
+            label = self.judge(name).name
+            if labels.setdefault(label, name) != name:
+                raise SettingsError(f"the judges {labels[label]} and {name} are both called {label}; use one of them, or rename its folder")
+        return labels
 
     @cached_property
     def _judges(self) -> dict[str, Judge]:
@@ -250,6 +265,9 @@ class Text(Task):
 
     def _score(self, name: str, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Of the judge, asked once for the same samples though both definitions of perplexity need it."""
+        tokens = tokens.cpu()
+        if (tokens >= self.num_tokens).any():
+            raise SettingsError("samples hold masks, which no judge can read; use --finish draw or reuse")
         last = self._scored.get(name)
         if last is None or not torch.equal(last[0], tokens):
             self._scored[name] = last = (tokens, self.judge(name).score(tokens, self.texts(tokens)))
@@ -257,9 +275,9 @@ class Text(Task):
 
     def sample_metrics(self) -> MetricCollection:
         metrics: dict[str, Metric] = {}
-        for name in self._judge_names:
+        for label, name in self._labels().items():
             for definition, function in DEFINITIONS.items():
-                metrics[f"{definition}_{self.judge(name).name}"] = Perplexity(function, partial(self._score, name))
+                metrics[f"{definition}_{label}"] = Perplexity(function, partial(self._score, name))
         statistics = self.statistics
         metrics |= {
             "entropy_bits": Entropy(),

@@ -59,6 +59,7 @@ def vocabulary_from(json: str) -> Vocabulary:
         raise SettingsError(f"this is no tokenizer.json that the tokenizers library can read: {error}") from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    tokenizer.encode_special_tokens = True  # "<eos>" in a document is text
     eos = next((tokenizer.token_to_id(name) for name in KNOWN_EOS if tokenizer.token_to_id(name) is not None), None)
     if eos is None:
         tokenizer.add_special_tokens([EOS])
