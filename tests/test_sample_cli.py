@@ -45,7 +45,7 @@ def test_no_arguments_take_the_best_of_the_newest_run(call, trained, tmp_path):
     result = subprocess.run(command(), cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     assert "checkpoints/countdown/version_1/best.ckpt" in result.stdout
-    assert "spaced, NFE 32: error_rate" in result.stdout
+    assert "spaced_even, NFE 32: error_rate" in result.stdout
     assert "error_rate by NFE" in result.stdout
     shown = result.stdout.split("samples\n\n")[1].split("\n\n")
     assert len(shown[0].split()) == 16
@@ -199,7 +199,7 @@ def test_bad_requests(call, trained, tmp_path, monkeypatch):
         (["--ckpt", best, "--sampler", "eulr"], "unknown sampler 'eulr'"),
         (["--ckpt", best, "--nfe", "0"], "whole number of at least 1"),
         (["--ckpt", best, "--num_samples", "0"], "num_samples >= 1"),
-        (["--ckpt", best, "--theta", "0.3"], "none of spaced has the option theta"),
+        (["--ckpt", best, "--theta", "0.3"], "none of spaced_even has the option theta"),
         (["--ckpt", best, "--cutoff", "2"], "cutoff"),
         (["--ckpt", best, "--prompt", "9"], "values 0 to 5"),
         (["--ckpt", best, "--prompt", "1 " * 17], "leave 1 out"),

@@ -604,3 +604,17 @@ def test_the_papers_setting(source, tmp_path, corpus_file, gpt2):
     assert loss.item() == pytest.approx(math.log(50257), rel=0.15)
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.network.parameters())
     assert 100e6 < sum(parameter.numel() for parameter in model.network.parameters()) < 180e6
+
+
+def test_the_study_of_text(text_run, corpus_file, tmp_path, capsys):
+    """Perplexity, and what stands beside it, for samplers and for real text."""
+    from tauflow.studies.__main__ import main
+    from tauflow.studies.base import Results
+
+    main(
+        ["text", "--smoke", "--samplers", "euler,spaced", "--ckpt", str(text_run[0] / "best.ckpt"), "--out", str(tmp_path), "--no_progress"]
+    )
+    results = Results.read(tmp_path)
+    assert "| masked: ppl_corpus_ngram by NFE | 3 | 5 |" in capsys.readouterr().out
+    for metric in ("ppl_corpus_ngram", "ppl_mean_ngram", "entropy_bits", "distinct_2", "unigram_tv", "memorised_8grams"):
+        assert results.rows("masked", metric) == ["(real data)", "euler", "spaced"]

@@ -22,7 +22,7 @@ from tauflow.samplers import SAMPLERS
 from tauflow.tables import Table, plain
 
 ROOT = Path(__file__).parents[3]
-RECOMMENDED = {"masked": "spaced", "uniform": "bridge_systematic"}  # by source; the evidence is in docs/choosing-a-sampler.md
+RECOMMENDED = {"masked": "spaced_even", "uniform": "bridge_systematic"}  # by source; the evidence is in docs/choosing-a-sampler.md
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 DESCRIPTION = """Sample from a trained checkpoint and measure the samples.
