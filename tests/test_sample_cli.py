@@ -184,7 +184,20 @@ def _fail_for_euler(error):
 
 
 def test_infinite_options_can_be_resumed(call, trained, tmp_path):
-    args = ["--ckpt", trained / "best.ckpt", "--nfe", 2, "--num_samples", 2, "--ceiling", "inf", "--out", tmp_path / "out"]
+    args = [
+        "--ckpt",
+        trained / "best.ckpt",
+        "--sampler",
+        "tr_cie",
+        "--nfe",
+        2,
+        "--num_samples",
+        2,
+        "--ceiling",
+        "inf",
+        "--out",
+        tmp_path / "out",
+    ]
     assert call(*args)[0] == 0
     assert call(*args)[0] == 0
 
@@ -219,6 +232,7 @@ def test_bad_requests(call, trained, tmp_path, monkeypatch):
         assert isinstance(code, str), args
         assert expected in code, args
     monkeypatch.setattr(tauflow.cli.sampling, "ROOT", tmp_path)  # else a run beside sample.py would be found
+    monkeypatch.setattr(tauflow.cli.sampling, "SHIPPED", tmp_path)
     assert "there is no checkpoint under checkpoints/" in call()[0]
 
 
