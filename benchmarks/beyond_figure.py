@@ -30,7 +30,7 @@ def draw(places: list[tuple[str, str, str, str]], target: str) -> None:
         for row in MASKED if "masked" in panel else UNIFORM:
             found = [(x, each) for x in xs if (each := results.measured(panel, row, x, metric))]
             if found:
-                options = {"linewidth": 2.4 if row in NEW else 1.2, "linestyle": "-" if row in NEW else "--"} | style_of(row)
+                options = style_of(row) | {"linewidth": 2.4 if row in NEW else 1.2, "linestyle": "-" if row in NEW else "--"}
                 values, errors = [each.value for _, each in found], [each.standard_error for _, each in found]
                 axes.errorbar([x for x, _ in found], values, yerr=errors, label=row, capsize=2, markersize=5, **options)
         real = results.measured(panel, "(real data)", xs[0], metric)

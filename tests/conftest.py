@@ -11,6 +11,8 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 
+torch.set_num_threads(1)  # pytest uses every core already, one process each
+
 # one thread: the runs are tiny, and several may go at once
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
 

@@ -81,7 +81,7 @@ def test_the_recommended_sampler_beats_tr_cie_on_the_masked_model():
 def test_errors_fall_with_the_budget(run):
     """From NFE 8 to 64, for every sampler."""
     names = list(choose_samplers("all", run)[0])
-    table = evaluate(run, names, [8, 64], 4, batch_size=4, show=0, real={})
+    table = evaluate(run, names, [8, 64], 2, batch_size=2, show=0, real={})
     for name in names:
         few, many = (table.measured("error_rate", name, nfe).value for nfe in (8, 64))
         assert many < few, name

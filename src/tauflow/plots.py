@@ -23,7 +23,8 @@ def style_of(sampler: str) -> dict:
     """Colour and marker of a sampler: the same in every figure."""
     names = [*SAMPLERS]
     number = names.index(sampler) if sampler in names else len(names) + sum(sampler.encode())
-    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]}
+    turn = number // len(COLOURS)  # a second one through the colours is dashed
+    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[(number + turn) % len(MARKERS)], "linestyle": "--" if turn else "-"}
 
 
 def quality_vs_nfe(table: Table, metric: str) -> Figure:

@@ -110,7 +110,7 @@ class Laws(OnModels):
         runs = {}
         for law, task in laws().items():
             run = exact_run(task, "masked")
-            ranks = learn_order(run.denoiser, run.source, run.schedule, task.seq_len, contexts=16)
+            ranks = learn_order(run.denoiser, run.source, run.schedule, task.seq_len, contexts=min(16, self.settings.samples))
             runs[f"{law}, masked"] = dataclasses.replace(run, ranks=ranks)
             runs[f"{law}, uniform"] = exact_run(task, "uniform")
         return runs
