@@ -4,6 +4,7 @@ Each is a Task, so that everything that is measured on a trained model is measur
 Shapes: B sequences, D coordinates, V data tokens, H hidden states.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -115,8 +116,9 @@ class LawTask(Task):
     def setup(self, stage=None):
         self.val_data = Items({"tokens": row} for row in self.draw(20_000, generator_for("law")))
 
+    @abstractmethod
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        raise NotImplementedError
+        """Sequences (count, D) of the law."""
 
     def show(self, tokens):
         return "\n\n".join(" ".join(map(str, row)) for row in tokens.tolist())

@@ -255,10 +255,6 @@ class InMemory:
         return {name: column[rows] for name, column in self.columns.items()}
 
 
-def _tensor(row: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.array(row)).long()  # a copy: the memory map is read-only
-
-
 def _track(documents: Iterable[str], description: str, progress: bool) -> Iterable[str]:
     if not progress:
         return documents
