@@ -5,6 +5,7 @@ allowed what test_sampler_law says. Seeds are fixed.
 """
 
 import itertools
+import json
 import math
 
 import pytest
@@ -330,17 +331,23 @@ def test_greedy_takes_what_depends_least():
 
 def test_an_order_lies_beside_its_checkpoint(tmp_path):
     checkpoint = tmp_path / "best.ckpt"
+    checkpoint.write_bytes(b"weights")
     assert orders.read(checkpoint, 4) is None
     path = orders.save(checkpoint, RANKS)
     assert path == tmp_path / "best.order.json"
     assert torch.equal(orders.read(checkpoint, 4), RANKS)
-    for text in ('{"ranks": [0, 1, 2, 2]}', '{"ranks": 3}', "[]", "no json", '{"ranks": [0, "1", 2, 3]}'):
+    saved = json.loads(path.read_text())
+    others = [saved | {"ranks": ranks} for ranks in ([0, 1, 2, 2], 3, [0, "1", 2, 3])]
+    for text in (*map(json.dumps, others), '{"ranks": [0, 1, 2, 3]}', "[]", "no json"):
         path.write_text(text)
         with pytest.raises(CheckpointError, match="does not hold an order of 4 coordinates; remove it, or learn"):
             orders.read(checkpoint, 4)
     orders.save(checkpoint, RANKS)
     with pytest.raises(CheckpointError, match="an order of 5 coordinates"):
         orders.read(checkpoint, 5)
+    checkpoint.write_bytes(b"trained further")
+    with pytest.warns(UserWarning, match="was learned from other weights than .*best.ckpt holds now and is not used; learn it again"):
+        assert orders.read(checkpoint, 4) is None
 
 
 def countdown_run(**facts):
@@ -529,6 +536,7 @@ def test_only_the_rows_that_move_are_read():
         (Masked(5), {"sampler": "spaced", "extrapolation": "linear"}, "extrapolation must be one of pairs, hitting"),
         (Masked(5), {"sampler": "spaced", "power": 0.0}, "power must be a number above 0"),
         (Masked(5), {"sampler": "spaced", "power": math.nan}, "power must be a number above 0"),
+        (Masked(5), {"sampler": "fhs", "power": 3.0}, "power belongs to counts='power' or 'entropy'; equal counts have none"),
         (Masked(5), {"sampler": "spaced", "weight": 1.5}, r"weight must be in \[0, 1\]"),
         (Masked(5), {"sampler": "ho_fhs", "weight": 0.5}, "weight belongs to extrapolation='pairs'"),
         (Masked(5), {"sampler": "spaced", "grid": "t"}, "has no option 'grid'; it has: order, counts, power, extrapolation, weight"),

@@ -25,6 +25,7 @@ from tauflow.runs import CLASSES
 from tauflow.tasks import Text
 from tauflow.tasks.blocks import Streamed, cached_blocks, pack
 from tauflow.tasks.corpus import BuiltIn, Files, Hub, in_validation
+from tauflow.tasks.statistics import TextStatistics
 from tauflow.tasks.text import Distinct, Entropy
 from tauflow.tasks.vocabulary import byte_level_bpe, characters, existing, vocabulary_from
 
@@ -373,6 +374,15 @@ def test_entropy_and_distinct_by_hand():
     tokens = torch.tensor([[1, 1, 1, 1], [1, 2, 1, 2], [1, 2, 3, 4]])
     assert Entropy().of(tokens).tolist() == pytest.approx([0, 1, 2])
     assert Distinct(2).of(tokens).tolist() == pytest.approx([1 / 3, 2 / 3, 1])
+    assert Distinct(3).of(tokens).tolist() == pytest.approx([1 / 2, 1, 1])
+
+
+def test_memorised_grams_may_cross_the_edge_of_two_blocks():
+    train = np.arange(48).reshape(3, 16)
+    statistics = TextStatistics.of(train, train, 50)
+    straddling, turned = np.arange(10, 26)[None], np.arange(26, 10, -1)[None]
+    assert statistics.memorised(straddling).tolist() == [1]
+    assert statistics.memorised(turned).tolist() == [0]
 
 
 def test_metrics_tell_real_text_from_noise_and_copies(corpus_file, tmp_path):

@@ -9,6 +9,7 @@ Shapes: B sequences, D coordinates, V data tokens, C contexts.
 """
 
 import json
+import warnings
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from tauflow.denoisers import denoiser_from
 from tauflow.errors import CheckpointError, SamplingError
-from tauflow.files import write
+from tauflow.files import digest, write
 from tauflow.sampling import sample
 from tauflow.schedules import Schedule, schedule_from
 from tauflow.sources import Masked, Source
@@ -110,21 +111,25 @@ def path_of(checkpoint: str | Path) -> Path:
 def save(checkpoint: str | Path, ranks: Tensor) -> Path:
     """Writes the order of a checkpoint beside it, from where `tauflow.load` takes it."""
     path = path_of(checkpoint)
-    write(path, json.dumps({"ranks": ranks.tolist()}) + "\n")
+    write(path, json.dumps({"checkpoint": digest(checkpoint), "ranks": ranks.tolist()}) + "\n")
     return path
 
 
 def read(checkpoint: str | Path, length: int) -> Tensor | None:
-    """The order of a checkpoint, or None if there is none."""
+    """The order of a checkpoint, or None if there is none or if it was learned from other weights, of which a warning tells."""
     path = path_of(checkpoint)
     if not path.is_file():
         return None
     try:
-        ranks = json.loads(path.read_text())["ranks"]
+        saved = json.loads(path.read_text())
+        ranks, learned_from = saved["ranks"], saved["checkpoint"]
         if sorted(ranks) != list(range(length)):
             raise ValueError
     except (OSError, ValueError, TypeError, KeyError):
         raise CheckpointError(f"{path} does not hold an order of {length} coordinates; remove it, or learn the order again") from None
+    if learned_from != digest(checkpoint):
+        warnings.warn(f"{path} was learned from other weights than {checkpoint} holds now and is not used; learn it again", stacklevel=2)
+        return None
     return torch.tensor(ranks, dtype=torch.long)
 
 

@@ -61,7 +61,7 @@ class Reveal(Sampler):
 
     order: OrderName = "random"
     counts: CountName = "equal"
-    power: float = 2.0
+    power: float | None = None  # of the counts `power` and `entropy`; None is 2
     extrapolation: ExtrapolationName = "pairs"
     weight: float = 0.0
 
@@ -69,7 +69,9 @@ class Reveal(Sampler):
         refuse_unknown("order", self.order, OrderName)
         refuse_unknown("counts", self.counts, CountName)
         refuse_unknown("extrapolation", self.extrapolation, ExtrapolationName)
-        if not 0 < self.power < math.inf:
+        if self.power is not None and self.counts == "equal":
+            raise SamplingError("power belongs to counts='power' or 'entropy'; equal counts have none: name counts too, or leave it out")
+        if not 0 < self.exponent < math.inf:
             raise SamplingError(f"power must be a number above 0, got {self.power}; 1 reveals equal counts, 2 is a good start")
         if not 0 <= self.weight <= 1:
             raise SamplingError(f"weight must be in [0, 1], got {self.weight}; 0 is no extrapolation, 0.15 a little")
@@ -77,6 +79,10 @@ class Reveal(Sampler):
             raise SamplingError("counts='entropy' goes along an order that is fixed before; use it with order='spaced' or 'random'")
         if self.weight and self.extrapolation == "hitting":
             raise SamplingError("weight belongs to extrapolation='pairs'; hitting times have weights of their own: leave weight out")
+
+    @property
+    def exponent(self) -> float:
+        return 2.0 if self.power is None else self.power
 
     @property
     def needs_ranks(self):
@@ -115,7 +121,7 @@ class Reveal(Sampler):
         equal = free * n // steps
         if self.counts == "equal":
             return equal
-        wanted = (free.double() * (n / steps) ** self.power + 0.5).floor().long()
+        wanted = (free.double() * (n / steps) ** self.exponent + 0.5).floor().long()
         return torch.where(free < steps, equal, torch.minimum(wanted.clamp(min=n), free - (steps - n)))
 
     def _turns(self, problem: Problem, memory: Memory, now: Evaluation, x: Tensor, n: int, steps: int) -> tuple[Tensor, Tensor]:
@@ -130,7 +136,7 @@ class Reveal(Sampler):
             picked = movable & (after > before)
             return (picked.cumsum(1) - 1).masked_fill(~picked, length), count
         entropy = _entropies(now, movable, problem.source.num_tokens, x.device)  # (B, D), infinite where nothing is to be revealed
-        survival = [1 - (i / steps) ** self.power for i in (n, n + 1)]
+        survival = [1 - (i / steps) ** self.exponent for i in (n, n + 1)]
         budget = (1 - survival[1] / survival[0]) * entropy.masked_fill(~movable, 0).sum(1, keepdim=True)
         low, by_entropy = entropy.sort(1)
         sure = torch.zeros_like(movable).scatter_(1, by_entropy, low.cumsum(1) <= SURE * budget)

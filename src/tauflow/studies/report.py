@@ -18,7 +18,8 @@ from tauflow.studies.base import Results, Study
 
 COLUMNS = 10  # of a table; a longer series is thinned out
 TAB20 = colormaps["tab20"].colors
-LINEAR = {"sequence_error_rate", "entropy_bits", "distinct_2", "distinct_3", "memorised_8grams", "slope"}  # others have log axes
+# of linear axes; others are logarithmic
+LINEAR = {"sequence_error_rate", "entropy_bits", "memorised_8grams", "slope", *(f"distinct_{n}" for n in (1, 2, 3))}
 
 
 def save(study: Study, results: Results, folder: Path, command: str) -> None:

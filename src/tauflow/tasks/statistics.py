@@ -22,9 +22,10 @@ class TextStatistics:
 
     @classmethod
     def of(cls, train: np.ndarray, validation: np.ndarray, num_tokens: int) -> "TextStatistics":
+        """From blocks (N, D) that follow each other in the text."""
         unigrams = np.bincount(train.ravel(), minlength=num_tokens).astype(np.float64)
         order = 3 if num_tokens**3 <= 2**64 else 2
-        return cls(unigrams / unigrams.sum(), np.unique(_hashes(train)), validation, KneserNey.fit(train, num_tokens, order))
+        return cls(unigrams / unigrams.sum(), np.unique(_hashes(train.reshape(1, -1))), validation, KneserNey.fit(train, num_tokens, order))
 
     def memorised(self, tokens: np.ndarray) -> np.ndarray:
         """Share of the 8-grams of each sample (B, D) that stand in the training text, float64 (B,)."""

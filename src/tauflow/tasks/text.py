@@ -281,7 +281,7 @@ class Text(Task):
         statistics = self.statistics
         metrics |= {
             "entropy_bits": Entropy(),
-            "distinct_2": Distinct(2),
+            **{f"distinct_{n}": Distinct(n) for n in (1, 2, 3) if n <= self.length},
             "unigram_tv": UnigramTotalVariation(torch.from_numpy(statistics.unigrams)),
             "memorised_8grams": Memorised(statistics.memorised),
         }
