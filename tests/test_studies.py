@@ -85,6 +85,27 @@ def test_other_settings_are_refused(tmp_path):
         run(Counting(SETTINGS), tmp_path, progress=False)
 
 
+def test_more_budgets_and_samplers_are_added_to_what_is_there(checkpoint, tmp_path, capsys):
+    common = ["countdown", "--ckpt", checkpoint, "--samples", "2", "--seeds", "0", "--no_progress", "--out", str(tmp_path)]
+    main([*common, "--samplers", "euler,tr_cie", "--nfes", "3"])
+    before = Results.read(tmp_path).records
+    main([*common, "--samplers", "euler,fhs", "--nfes", "3,5"])
+    results = Results.read(tmp_path)
+    assert results.records[: len(before)] == before  # none is made again
+    cells = {(each.row, each.x) for each in results.records} - {("(real data)", 3), ("(real data)", 5)}
+    assert cells == {("euler", 3), ("tr_cie", 3), ("fhs", 3), ("euler", 5), ("fhs", 5)}
+    assert (results.settings["samplers"], results.settings["nfes"]) == (["euler", "tr_cie", "fhs"], [3, 5])
+    assert [command.split("--samplers ")[1] for command in results.commands] == ["euler,tr_cie --nfes 3", "euler,fhs --nfes 3,5"]
+    page = (tmp_path / "results.md").read_text()
+    assert all(command in page for command in results.commands)
+    assert "| tr_cie |" in page
+    with pytest.raises(SystemExit, match=r"seeds: .*0.* there, .*1.* now"):
+        main([*common, "--samplers", "euler", "--nfes", "3", "--seeds", "0,1"])
+    run(Counting(SETTINGS), tmp_path / "counting", progress=False)
+    with pytest.raises(SettingsError, match=r"nfes: .*8, 16.* there, .*8.* now"):  # a study whose jobs may look at all budgets
+        run(Counting(Settings(samples=4, seeds=(0, 1), nfes=(8,))), tmp_path / "counting", progress=False)
+
+
 def test_seeds_are_pooled(tmp_path):
     results = run(Counting(SETTINGS), tmp_path, progress=False)
     found = results.measured("panel", "row", 8, "calls")

@@ -13,6 +13,7 @@ from tauflow.studies.report import save
 DESCRIPTION = """Run one study: each measures something that the paper reports, or that a user asks before choosing a sampler.
 
 Writes results.json, results.csv, results.md and figure.png to --out. Interrupt it at any time: the same command goes on where it stopped.
+Studies of samplers on models add to the folder when they are given other --samplers or --nfes.
 Every number follows from the seeds. With --smoke a study takes seconds and its numbers mean nothing.
 
 """

@@ -64,6 +64,7 @@ class Study(ABC):
     x_name: ClassVar[str] = "NFE"
     shown: ClassVar[tuple[str, ...]] = ()  # metrics of the tables and the figure
     ignores: ClassVar[tuple[str, ...]] = ()  # settings that mean nothing to this study
+    grows: ClassVar[tuple[str, ...]] = ()  # settings that choose jobs and change none: a folder of results may be given more of them
     panels_down: ClassVar[bool] = False  # in the figure: panels below each other, metrics side by side
 
     def __init__(self, settings: Settings):
@@ -110,6 +111,7 @@ class Results:
     records: list[Record] = field(default_factory=list)
     done: list[Job] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=versions)
+    commands: list[str] = field(default_factory=list)
 
     def add(self, job: Job, records: list[Record]) -> None:
         self.done.append(job)
@@ -155,7 +157,7 @@ class Results:
 
 
 def run(study: Study, folder: Path, progress: bool = True) -> Results:
-    """Makes the jobs that `folder` does not have yet, and keeps what is found after each."""
+    """Makes the jobs that `folder` does not have yet, and keeps what is found after each, beside what it has."""
     from tqdm.auto import tqdm
 
     jobs = study.jobs()  # refuses what cannot be done
@@ -165,11 +167,13 @@ def run(study: Study, folder: Path, progress: bool = True) -> Results:
     results = Results(name, settings)
     if (folder / "results.json").exists():
         results = Results.read(folder)
-        if (results.study, results.settings) != (name, settings):
-            old = results.settings
-            changed = [key for key in settings if old.get(key) != settings[key]]
+        old = results.settings
+        changed = [key for key in settings if old.get(key) != settings[key] and key not in study.grows]
+        if results.study != name or changed:
             facts = "; ".join(f"{key}: {old.get(key)} there, {settings[key]} now" for key in changed) or f"the study {results.study}"
             raise SettingsError(f"{folder} holds results with other settings ({facts}); choose another --out, or remove it to start again")
+        for key in study.grows:
+            old[key] = list(dict.fromkeys([*old[key], *settings[key]]))
     todo = [job for job in jobs if job not in set(results.done)]
     bar = tqdm(todo, desc=name, unit="cell", disable=not progress, initial=len(jobs) - len(todo), total=len(jobs))
     for job in bar:

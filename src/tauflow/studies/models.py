@@ -19,6 +19,7 @@ class OnModels(Study):
 
     shown = ("error_rate", "sequence_error_rate", "unigram_tv")
     samplers = ("all",)
+    grows = ("nfes", "samplers")
 
     @cache  # noqa: B019  a study lives as long as its process
     def rows(self, source: str) -> dict[str, Sampler]:

@@ -23,9 +23,11 @@ LINEAR = {"sequence_error_rate", "entropy_bits", "memorised_8grams", "slope", *(
 
 
 def save(study: Study, results: Results, folder: Path, command: str) -> None:
-    """Writes results.csv, results.md and figure.png beside results.json; each file whole."""
+    """Writes results.csv, results.md and figure.png beside results.json, which gets the command; each file whole."""
+    results.commands = list(dict.fromkeys([*results.commands, command]))
+    results.save(folder)
     files.write(folder / "results.csv", to_csv(results))
-    files.write(folder / "results.md", to_markdown(study, results, command))
+    files.write(folder / "results.md", to_markdown(study, results))
     with files.whole(folder / "figure.png") as file:
         figure(study, results).savefig(file, format="png", dpi=110)
 
@@ -40,10 +42,11 @@ def to_csv(results: Results) -> str:
     return text.getvalue()
 
 
-def to_markdown(study: Study, results: Results, command: str) -> str:
+def to_markdown(study: Study, results: Results) -> str:
     question = " ".join((type(study).__doc__ or "").split())
     settings = study.settings
-    parts = [f"# {results.study}\n\n{question}\n\n```bash\n{command}\n```\n"]
+    commands = "\n".join(results.commands)
+    parts = [f"# {results.study}\n\n{question}\n\n```bash\n{commands}\n```\n"]
     if settings.samples:
         size = f"{settings.samples} samples of each of {len(settings.seeds)} seeds"
         parts.append(f"{size}; mean over seeds ± standard error over all samples.\n")
