@@ -3,13 +3,14 @@
     pip install -c constraints.txt -e '.[bench]'
     python benchmarks/sampler_overhead.py            about fifteen minutes on two cores; prints Markdown tables
     python benchmarks/sampler_overhead.py --quick    the small shape only
+    python benchmarks/sampler_overhead.py --gpt2     the paper's size only, at 8 evaluations: about ten minutes
 
-Every case runs in its own process. `fixed` is a denoiser that returns the same logits at once, so that all time is the sampler's;
-`network` is our Transformer (width 256, 4 blocks, 4 heads) with its split head, given to flow_matching as a model that returns
-probabilities. Overhead is the time of a step less the time of a bare forward with all logits. Peak memory is the rise of the process's
-high-water mark over that of a bare evaluation (of the hidden states alone, for the split network), in units of one logits tensor. The
-source is uniform, where every coordinate may move at every step: the expensive case. The dense version and the peer, whose steps all cost
-the same, are timed over the first 8 steps of their grid at the larger shapes.
+Every case runs in its own process. `fixed` is a denoiser that returns the same logits at once, so that all time is the sampler's; `network`
+is our Transformer (width 256, 4 blocks, 4 heads; at the paper's size width 768, 12 blocks, 12 heads) with its split head, given to
+flow_matching as a model that returns probabilities. Overhead is the time of a step less the time of a bare forward with all logits. Peak
+memory is the rise of the process's high-water mark over that of a bare evaluation (of the hidden states alone, for the split network), in
+units of one logits tensor. The source is uniform, where every coordinate may move at every step: the expensive case. The dense version and
+the peer, whose steps all cost the same, are timed over the first 8 steps of their grid at the larger shapes.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import time
 import torch
 
 SHAPES = [(8, 256, 32), (8, 256, 8192), (4, 256, 50258)]
+GPT2 = (1, 1024, 50257)
 METHODS = ["tr_cie", "tr_cie dense", "flow_matching"]
 
 
@@ -50,7 +52,8 @@ def case(shape: tuple[int, int, int], nfe: int, kind: str, method: str) -> dict:
     source, small = tauflow.Uniform(v), v <= 1000
     x, t = torch.randint(v, (batch, length)), torch.full((batch,), 0.5)
     if kind == "network":
-        model = Transformer(TransformerConfig(width=256, blocks=4, heads=4), v, v).eval()
+        size = {"width": 768, "blocks": 12, "heads": 12} if shape == GPT2 else {"width": 256, "blocks": 4, "heads": 4}
+        model = Transformer(TransformerConfig(**size), v, v).eval()
         torch.nn.init.normal_(model.output.weight, std=0.05)
         bare = lambda: model(x, t)  # noqa: E731
         start = lambda: model.hidden(x, t)  # noqa: E731
@@ -107,16 +110,20 @@ def case(shape: tuple[int, int, int], nfe: int, kind: str, method: str) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the small shape only")
+    parser.add_argument("--gpt2", action="store_true", help="the paper's size only")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
         shape, nfe, kind, method = json.loads(arguments.case)
         print(json.dumps(case(tuple(shape), nfe, kind, method)))
         return
+    shapes, nfes = (SHAPES[:1] if arguments.quick else SHAPES), (8, 64)
+    if arguments.gpt2:
+        shapes, nfes = [GPT2], (8,)
     for kind in ("fixed", "network"):
         print(f"\n{kind}\n\n| B, D, V | NFE | method | overhead, ms a step | of flow_matching's | step / bare forward | peak extra |")
         print("|---|---|---|---|---|---|---|")
-        for shape, nfe in itertools.product(SHAPES[:1] if arguments.quick else SHAPES, (8, 64)):
+        for shape, nfe in itertools.product(shapes, nfes):
             rows = {}
             for method in METHODS:
                 command = [sys.executable, __file__, "--case", json.dumps([shape, nfe, kind, method])]
