@@ -53,9 +53,9 @@ def test_equal_to_transformers(saved, batch_size, context):
 
 
 def test_ids_are_judged_as_they_are(saved):
-    judge = causal_judge(str(saved), on_ids=True)
+    judge = causal_judge(str(saved))
     tokens = torch.tensor([[2, 3, 4, 5], [6, 7, 8, 9]])
-    nll, count = judge.score(tokens, ["nonsense", "ignored"])
+    nll, count = judge.score(tokens, ["nonsense", "ignored"], on_ids=True)
     assert nll.tolist() == pytest.approx([direct(judge.model, row, 8)[0] for row in tokens.tolist()], rel=1e-4)
     assert count.tolist() == [3, 3]
 
@@ -73,7 +73,7 @@ def test_logits_are_not_copied_all_at_once(saved, monkeypatch):
         "torch.nn.functional.cross_entropy",
         lambda logits, *args, **options: (sizes.append(len(logits)), function(logits, *args, **options))[1],
     )
-    causal_judge(str(saved), on_ids=True).score(torch.ones(5, 8, dtype=torch.long), TEXTS)
+    causal_judge(str(saved)).score(torch.ones(5, 8, dtype=torch.long), TEXTS, on_ids=True)
     assert sizes == [7] * 5
 
 
@@ -104,7 +104,7 @@ def test_missing_judges_say_how_to_get_one(tmp_path, monkeypatch):
 
 
 def test_windows_of_one_token_are_not_judged(saved):
-    judge = CausalJudge("tiny", causal_judge(str(saved)).model, None, on_ids=True)
-    nll, count = judge.score(torch.zeros(2, 1, dtype=torch.long), ["", ""])
+    judge = CausalJudge("tiny", causal_judge(str(saved)).model, None)
+    nll, count = judge.score(torch.zeros(2, 1, dtype=torch.long), ["", ""], on_ids=True)
     assert nll.tolist() == [0, 0]
     assert count.tolist() == [0, 0]

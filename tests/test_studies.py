@@ -125,7 +125,7 @@ def test_ratios_and_choices_of_a_table():
 def test_not_a_number_survives_the_file(tmp_path):
     Results("s", {}, [Record("p", "r", 1, 0, "m", float("nan"), float("nan"))]).save(tmp_path)
     assert "NaN" not in (tmp_path / "results.json").read_text()
-    assert json.loads((tmp_path / "results.json").read_text())["records"] == [["p", "r", 1, 0, "m", None, None]]
+    assert json.loads((tmp_path / "results.json").read_text())["records"] == [["p", "r", 1, 0, "m", None, None, None, None, None]]
     assert Results.read(tmp_path).records[0].value != Results.read(tmp_path).records[0].value
 
 

@@ -187,7 +187,17 @@ def test_the_split_is_by_document_and_copies_stay_together(corpus_file, tmp_path
     assert not in_train & in_val
     assert len(in_train | in_val) >= 198  # at most the last of each split is cut off
     assert 8 <= len(in_val) <= 35  # 20 expected; 3.5 sigma of a binomial
-    assert in_validation("a copy", 0.5, 3) == in_validation("a copy", 0.5, 3)
+
+
+def test_copies_of_a_document_stay_in_one_split(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(documents(60)))
+    task = text(tmp_path / "*.txt", tmp_path / "cache", document="block", val_share=0.3)
+    task.setup("fit")
+    train, val = ("".join(task.texts(torch.tensor(np.array(blocks[:]["tokens"])))) for blocks in task._blocks)
+    twice = [n for n in range(60) if train.count(f"Document {n}:") == 2 or val.count(f"Document {n}:") == 2]
+    assert len(twice) >= 56  # at most the last of each split is cut off
+    assert not [n for n in range(60) if f"Document {n}:" in train and f"Document {n}:" in val]
 
 
 def test_the_cache_is_found_again_and_remade_when_any_key_changes(tmp_path, monkeypatch):
@@ -354,7 +364,10 @@ class Fake:
 def test_statistics_of_a_stream_come_from_the_stream(hub_folder, gpt2):
     task = Text(hub=str(hub_folder), streaming=True, tokenizer=gpt2, length=8, val_share=0.1, val_items=30)
     assert task.statistics.validation.shape == (30, 8)
-    assert task.statistics.unigrams.sum() == pytest.approx(1)
+    training = [text for shard in range(4) for text in documents()[shard::4] if not in_validation(text, 0.1, 0)]
+    rows = np.concatenate(list(pack(training, task.tokens, 8)))
+    assert len(rows) < 4096, "fewer than would be taken of a long stream: one pass, not several"
+    assert task.statistics.unigrams == pytest.approx(np.bincount(rows.ravel(), minlength=task.num_tokens) / rows.size, rel=1e-9)
 
 
 def test_hub_data_set_by_name_config_split_and_column(hub_folder, tmp_path):
@@ -437,7 +450,7 @@ class Elsewhere(torch.Tensor):
 def test_scores_of_samples_on_several_devices(corpus_file, tmp_path):
     task = text(corpus_file, tmp_path)
     here = torch.arange(32).view(2, 16)
-    assert torch.equal(task._score("ngram", here)[0], task._score("ngram", here.as_subclass(Elsewhere))[0])
+    assert torch.equal(task._score("ngram", "ppl_mean", here)[0], task._score("ngram", "ppl_mean", here.as_subclass(Elsewhere))[0])
 
 
 @pytest.fixture(scope="module")
@@ -453,14 +466,24 @@ def small_gpt2(tmp_path_factory, corpus_file):
     return folder
 
 
-def test_a_judge_with_the_same_vocabulary_reads_the_ids(corpus_file, tmp_path, small_gpt2):
+def test_each_definition_has_its_own_input(corpus_file, tmp_path, small_gpt2):
+    """A judge of the same vocabulary reads ids for ppl_mean and re-tokenised text for ppl_corpus; another one reads text for both."""
     task = text(corpus_file, tmp_path, judges=f"{small_gpt2}, ngram")
+    tokens = torch.randint(task.num_tokens, (3, 16), generator=torch.Generator().manual_seed(0))
     metrics = task.sample_metrics()
-    metrics.update(torch.randint(task.num_tokens, (3, 16), generator=torch.Generator().manual_seed(0)))
-    assert metrics.compute()[task.headline][-1] == 3 * 15, "all ids but the first, whatever their text is"
+    metrics.update(tokens)
+    found = {name: values[-1].item() for name, values in metrics.compute().items() if name.startswith("ppl")}
+    again = sum(len(ids) - 1 for ids in task.tokens.encode(task.texts(tokens)))
+    assert again != 3 * 15, "random ids are not what their text is made of"
+    small = {"ppl_mean_small-2_5_x": 3 * 15, "ppl_corpus_small-2_5_x": again}
+    assert found == {**small, "ppl_mean_ngram": 3 * 16, "ppl_corpus_ngram": 3 * 16}
     assert task.headline == "ppl_corpus_small-2_5_x"
-    other = text(corpus_file, tmp_path, tokenizer="characters")
-    assert not other.judge(str(small_gpt2)).on_ids
+    other = text(corpus_file, tmp_path, tokenizer="characters", judges=str(small_gpt2))
+    tokens = other.prompt("the people of")[0][None]
+    metrics = other.sample_metrics()
+    metrics.update(tokens)
+    (again,) = (len(ids) - 1 for ids in task.tokens.encode(other.texts(tokens)))
+    assert metrics.compute()["ppl_mean_small-2_5_x"][-1] == metrics.compute()["ppl_corpus_small-2_5_x"][-1] == again != 15
 
 
 def test_judges_of_the_same_name_are_refused(corpus_file, tmp_path, small_gpt2):
@@ -480,7 +503,10 @@ def test_a_judge_runs_on_the_gpu_of_its_process(corpus_file, tmp_path, monkeypat
     monkeypatch.setattr("torch.cuda.current_device", lambda: 1)
     monkeypatch.setattr("tauflow.tasks.text.rank_zero_only.rank", 1)
     task.judge("b")
-    assert asked == [("a", "cpu", True), ("b", torch.device("cuda:1"), False)]
+    task._labels = dict  # the stand-ins have no names
+    task.use_judges("c", torch.device("cuda:3"))
+    task.judge("c")
+    assert asked == [("a", torch.device("cpu"), True), ("b", torch.device("cuda:1"), False), ("c", torch.device("cuda:3"), False)]
 
 
 def test_prompts_and_blanks(corpus_file, tmp_path):
@@ -491,6 +517,11 @@ def test_prompts_and_blanks(corpus_file, tmp_path):
     tokens, known = task.infill("the ___ of")
     assert (~known[: known.nonzero().max()]).sum() == 3, "a token for each underscore"
     assert task.tokens.decode(tokens[known].tolist(), eos="|") == "the of"
+    tokens, known = task.infill("the ____ ____ of ")
+    assert task.tokens.decode(tokens[known].tolist(), eos="|") == "the of "
+    letters = text(corpus_file, tmp_path, tokenizer="characters")
+    tokens, known = letters.infill("the __ __ of ")
+    assert letters.tokens.decode(tokens[known].tolist(), eos="|") == "the   of ", "where a space is a token, it stays"
     with pytest.raises(SettingsError, match="needs a blank"):
         task.infill("no blank")
     with pytest.raises(SettingsError, match="the model has 16; shorten it"):
@@ -544,6 +575,16 @@ def test_sample_without_the_corpus(text_run, tmp_path):
     assert "(real data)" in result.stdout
     result = sample("--ckpt", folder / "best.ckpt", "--nfe", 4, "--num_samples", 2, "--infill", "the ____ of the", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
+    (folder / "statistics.npz").unlink()
+    alone = ("--ckpt", folder / "best.ckpt", "--nfe", 4, "--num_samples", 2, "--prompt", "the people", "--show", 2)
+    result = sample(*alone, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("] the people") == 2
+    assert "entropy_bits" in result.stdout
+    assert "there is no statistics.npz beside the checkpoint" in " ".join(result.stdout.split())
+    result = sample(*alone, "--judge", "ngram", cwd=tmp_path)
+    assert result.returncode == 1
+    assert "there is no statistics.npz beside the checkpoint" in " ".join(result.stderr.split())
     result = sample("--ckpt", folder / "best.ckpt", "--judge", "/no/judge", cwd=tmp_path)
     assert "cannot load the judge '/no/judge'" in result.stderr
     assert result.returncode == 1

@@ -99,7 +99,7 @@ def evaluate(
         return Table([cells[key] for key in order if key in cells], higher, real, settings or {}, notes)
 
     if real is None:
-        real, notes = _reference(run.task, num_samples, notes, keep_going)
+        real, notes = ({}, [*notes, run.task.alone]) if run.task.alone else _reference(run.task, num_samples, notes, keep_going)
     with _progress(progress) as bar:
         task = bar.add_task("sampling", total=len(todo) * len(batches.mine())) if bar else None
         for name, nfe in todo:
@@ -177,7 +177,7 @@ def check(
 
 
 def reference(task: Task, count: int, first: int = 0) -> dict[str, Measured]:
-    """The task's metrics of `count` real validation items."""
+    """The task's metrics of `count` real validation items from number `first` on; from the first if there are not so many."""
     if not hasattr(task, "val_data"):
         task.setup("validate")
     begin = first if first + count <= len(task.val_data) else 0
@@ -191,7 +191,9 @@ def reference(task: Task, count: int, first: int = 0) -> dict[str, Measured]:
 
 def _reference(task: Task, count: int, notes: list[str], keep_going: bool) -> tuple[dict[str, Measured], list[str]]:
     try:
-        return reference(task, count), notes
+        measured = reference(task, count)
+        fewer = [f"real data are the {len(task.val_data)} validation items there are"] if len(task.val_data) < count else []
+        return measured, [*notes, *fewer]
     except Exception as error:
         if not keep_going:
             raise

@@ -25,42 +25,50 @@ class Judge(ABC):
     """Abstract. `name` stands in the tags of what it judges."""
 
     name: str
+    reads_ids: bool  # whether the generated ids are tokens of its own vocabulary
+    reads_text: bool
 
     @abstractmethod
-    def score(self, tokens: Tensor, texts: list[str]) -> tuple[Tensor, Tensor]:
+    def score(self, tokens: Tensor, texts: list[str], on_ids: bool = False) -> tuple[Tensor, Tensor]:
         """Negative log-likelihood in nats (B,) and number of judged tokens (B,) of samples, given as tokens (B, D) and as text."""
 
 
 class NgramJudge(Judge):
     name = "ngram"
+    reads_ids = True
+    reads_text = False
 
     def __init__(self, model: KneserNey):
         self.model = model
 
-    def score(self, tokens, texts):
+    def score(self, tokens, texts, on_ids=True):
         logs = torch.from_numpy(self.model.log_probabilities(tokens.cpu().numpy()))
         return -logs.sum(1), torch.full((len(tokens),), tokens.shape[1])
 
 
 class CausalJudge(Judge):
-    """A causal language model of transformers, on re-tokenised text, or on the generated ids where both have the same vocabulary.
+    """A causal language model of transformers, on re-tokenised text, or, asked so, on generated ids of the same vocabulary.
 
     The first token of a text has no context and is not judged. A text longer than the model's context is cut into windows that overlap in
     one token, so every other token is judged exactly once.
     """
 
-    def __init__(self, name: str, model, tokenizer, batch_size: int = 16, context: int | None = None, on_ids: bool = False, progress=False):
+    reads_text = True
+
+    def __init__(
+        self, name: str, model, tokenizer, batch_size: int = 16, context: int | None = None, reads_ids: bool = False, progress=False
+    ):
         self.name = name
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.batch_size = batch_size
         limit = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "n_positions", None)
         self.context = min(context or 2**31, limit or 2**31)
-        self.on_ids = on_ids
+        self.reads_ids = reads_ids
         self.progress = progress
 
-    def score(self, tokens, texts):
-        ids = tokens.tolist() if self.on_ids else [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    def score(self, tokens, texts, on_ids=False):
+        ids = tokens.tolist() if on_ids else [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
         windows = [(row, part) for row, sequence in enumerate(ids) for part in self._windows(sequence)]
         windows.sort(key=lambda window: len(window[1]))
         nll, count = torch.zeros(len(ids), dtype=torch.float64), torch.zeros(len(ids), dtype=torch.long)
@@ -99,10 +107,8 @@ class CausalJudge(Judge):
         return track(steps, description=f"judging with {self.name}", transient=True, disable=not get_console().is_terminal)
 
 
-def causal_judge(
-    name: str, device: str | torch.device = "cpu", vocabulary: dict[str, int] | None = None, on_ids: bool = False, **options
-) -> CausalJudge:
-    """A causal language model by hub name, local folder, .gguf file, or `smollm2`; judges ids where its tokenizer has this vocabulary."""
+def causal_judge(name: str, device: str | torch.device = "cpu", vocabulary: dict[str, int] | None = None, **options) -> CausalJudge:
+    """A causal language model by hub name, local folder, .gguf file, or `smollm2`; reads ids if its tokenizer has this vocabulary."""
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError:
@@ -124,7 +130,7 @@ def causal_judge(
             f"cannot load the judge {name!r}: {reason}; name a causal language model of transformers, or take {SMOLLM2}"
         ) from None
     label = re.sub(r"[^\w-]", "_", label)  # metrics may not have dots in their names
-    return CausalJudge(label, model, tokenizer, on_ids=on_ids or tokenizer.get_vocab() == vocabulary, **options)
+    return CausalJudge(label, model, tokenizer, reads_ids=tokenizer.get_vocab() == vocabulary, **options)
 
 
 def _smollm2_file() -> Path:
@@ -142,17 +148,21 @@ def _gguf(path: Path) -> tuple[str, dict]:
 
 
 def corpus_perplexity(nll: Tensor, count: Tensor) -> Tensor:
-    """exp(total nll / total tokens): the definition of MDLM and Duo."""
+    """exp(total nll / total tokens): the definition of MDLM and Duo, who judge re-tokenised text."""
     return (nll.sum() / count.sum()).exp()
 
 
 def mean_perplexity(nll: Tensor, count: Tensor) -> Tensor:
-    """Mean over samples of exp(nll / tokens): the definition of flow_matching and the paper. A sample without judged tokens is left out."""
+    """Mean over samples of exp(nll / tokens): the definition of flow_matching and the paper, who judge the generated ids.
+
+    A sample without judged tokens is left out.
+    """
     kept = count > 0
     return (nll[kept] / count[kept]).exp().mean()
 
 
 DEFINITIONS = {"ppl_corpus": corpus_perplexity, "ppl_mean": mean_perplexity}
+ON_IDS = {"ppl_mean"}  # of generated ids where the judge reads them; the other of re-tokenised text
 
 
 def bootstrap(function, nll: Tensor, count: Tensor, draws: int = 500) -> tuple[float, float, float]:

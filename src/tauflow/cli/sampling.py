@@ -133,7 +133,7 @@ def _sample(arguments: argparse.Namespace) -> Table:
     if arguments.learn_order:
         run = _with_learned_order(run, path)
     if arguments.judge:
-        run.task.use_judges(arguments.judge)
+        run.task.use_judges(arguments.judge, fabric.device)
     options = {name: getattr(arguments, name) for name in (*OPTIONS, "temperature", "dense")} | _conditions(arguments, run, fabric.device)
     if arguments.show < 0:
         raise SettingsError(f"--show is a number of samples, got {arguments.show}")

@@ -38,6 +38,9 @@ class Record:
     metric: str
     value: float
     standard_error: float
+    low: float | None = None  # 95 % interval, where there is one
+    high: float | None = None
+    count: float | None = None  # of what was measured, such as judged tokens
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Study(ABC):
     samplers: ClassVar[tuple[str, ...]] = ()
     smoke: ClassVar[dict[str, Any]] = {"samples": 2, "seeds": (0,), "nfes": (3, 5), "batch_size": 2}  # small enough for a test
     x_name: ClassVar[str] = "NFE"
-    shown: ClassVar[tuple[str, ...]] = ()  # metrics of the tables and the figure
+    shown: ClassVar[tuple[str, ...]] = ()  # metrics of the tables and the figure; ppl_* stands for all that begin so
     ignores: ClassVar[tuple[str, ...]] = ()  # settings that mean nothing to this study
     grows: ClassVar[tuple[str, ...]] = ()  # settings that choose jobs and change none: a folder of results may be given more of them
     panels_down: ClassVar[bool] = False  # in the figure: panels below each other, metrics side by side
@@ -79,7 +82,7 @@ class Study(ABC):
 
     def record(self, job: Job, metrics: dict[str, Measured], x: float | None = None) -> list[Record]:
         x = job.x if x is None else x
-        return [Record(job.panel, job.row, x, job.seed, name, each.value, each.standard_error) for name, each in metrics.items()]
+        return [Record(job.panel, job.row, x, job.seed, name, *dataclasses.astuple(each)) for name, each in metrics.items()]
 
     def paths(self) -> list[str | Path]:
         """Of the trained models to study; a study that has none ignores them."""
@@ -131,8 +134,8 @@ class Results:
         path = folder / "results.json"
         try:
             values = json.loads(path.read_text())
-            records = [Record(*(math.nan if item is None else item for item in entry)) for entry in values["records"]]
-            records = [dataclasses.replace(each, value=float(each.value), standard_error=float(each.standard_error)) for each in records]
+            records = [Record(*entry) for entry in values["records"]]
+            records = [dataclasses.replace(each, value=number(each.value), standard_error=number(each.standard_error)) for each in records]
             return cls(**(values | {"records": records, "done": [Job(*entry) for entry in values["done"]]}))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TauflowError(f"{path} is no result of a study that this version can read ({error}); choose another --out") from None
@@ -147,13 +150,19 @@ class Results:
         return sorted({each.x for each in self.records if (each.panel, each.metric) == (panel, metric)})
 
     def measured(self, panel: str, row: str, x: float, metric: str) -> Measured | None:
-        """Mean over seeds; its standard error is that over the samples of all seeds."""
+        """Mean over seeds; its standard error is that over the samples of all seeds, its count that of all seeds."""
         found = [each for each in self.records if (each.panel, each.row, each.x, each.metric) == (panel, row, x, metric)]
         if not found:
             return None
         n = len(found)
         error = math.sqrt(sum(each.standard_error**2 for each in found)) / n
-        return Measured(sum(each.value for each in found) / n, error, count=n)
+        counts = [each.count for each in found if each.count is not None]
+        return Measured(sum(each.value for each in found) / n, error, count=sum(counts) if counts else None)
+
+
+def number(value: float | None) -> float:
+    """JSON has no NaN."""
+    return math.nan if value is None else float(value)
 
 
 def run(study: Study, folder: Path, progress: bool = True) -> Results:

@@ -42,7 +42,11 @@ class OnModels(Study):
     @cache  # noqa: B019
     def real(self, source: str, number: int) -> dict[str, Measured]:
         """Of as many real items as a cell has samples, others for each seed: so that what depends on their number is equal."""
-        return reference(self.models()[source].task, self.settings.samples, first=number * self.settings.samples)
+        task, samples = self.models()[source].task, self.settings.samples
+        measured = reference(task, samples, first=number * samples)
+        if (number + 1) * samples > len(task.val_data):
+            self.notes.append(f"{source}: there are {len(task.val_data)} real items only, which seeds share")
+        return measured
 
     def sampled(self, job: Job, run: Run, sampler: Sampler, nfe: int) -> list[Record]:
         """The task's metrics of fresh samples, and what the sampler says of its steps."""
@@ -72,10 +76,7 @@ class Text(OnModels):
             raise SettingsError("the study text needs --ckpt PATH, one or two checkpoints of text models: none are shipped")
         return super().models()
 
-    shown = (
-        *("ppl_corpus_ngram", "ppl_mean_ngram", "ppl_corpus_smollm2", "ppl_mean_smollm2"),
-        *("entropy_bits", "distinct_2", "unigram_tv", "memorised_8grams"),
-    )
+    shown = ("ppl_corpus_*", "ppl_mean_*", "entropy_bits", "distinct_2", "unigram_tv", "memorised_8grams")
 
 
 class Ablation(OnModels):
@@ -83,7 +84,7 @@ class Ablation(OnModels):
     own axes, grid x jump rule x cutoff x finishing, for TR-CIE."""
 
     samplers = ("ablation",)
-    shown = ("error_rate", "unigram_tv", "ppl_corpus_ngram", "entropy_bits")
+    shown = ("error_rate", "unigram_tv", "ppl_corpus_*", "entropy_bits", "distinct_2")
 
     @cache  # noqa: B019
     def rows(self, source):
@@ -103,7 +104,7 @@ class Epsilon(OnModels):
 
     x_name = "eps_0"
     ignores = ("samplers",)
-    shown = ("error_rate", "unigram_tv", "ppl_corpus_ngram", "entropy_bits")
+    shown = ("error_rate", "unigram_tv", "ppl_corpus_*", "entropy_bits", "distinct_2")
     values = (0.0, 1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 5e-6, 1e-4, 1e-3, 8e-3)
 
     def jobs(self):

@@ -1,9 +1,11 @@
 """What a person looks at: results as CSV, as Markdown tables and as one figure."""
 
 import csv
+import dataclasses
 import io
 import math
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from matplotlib import colormaps
@@ -14,7 +16,7 @@ from tauflow import files
 from tauflow.errors import TauflowError
 from tauflow.plots import style_of
 from tauflow.samplers import SAMPLERS
-from tauflow.studies.base import Results, Study
+from tauflow.studies.base import Record, Results, Study
 
 COLUMNS = 10  # of a table; a longer series is thinned out
 TAB20 = colormaps["tab20"].colors
@@ -35,10 +37,8 @@ def save(study: Study, results: Results, folder: Path, command: str) -> None:
 def to_csv(results: Results) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["panel", "row", "x", "seed", "metric", "value", "standard_error"])
-    writer.writerows(
-        [each.panel, each.row, f"{each.x:g}", each.seed, each.metric, each.value, each.standard_error] for each in results.records
-    )
+    writer.writerow([item.name for item in dataclasses.fields(Record)])
+    writer.writerows(dataclasses.astuple(dataclasses.replace(each, x=f"{each.x:g}")) for each in results.records)
     return text.getvalue()
 
 
@@ -52,8 +52,21 @@ def to_markdown(study: Study, results: Results) -> str:
         parts.append(f"{size}; mean over seeds ± standard error over all samples.\n")
     parts.extend(f"- {note}\n" for note in dict.fromkeys(study.notes))
     for panel in results.panels():
-        parts.extend(table(results, panel, metric, study.x_name) for metric in study.shown if results.rows(panel, metric))
+        for metric in shown(study, results):
+            if results.rows(panel, metric):
+                parts.append(table(results, panel, metric, study.x_name) + _counted(results, panel, metric))
     return "\n".join(parts)
+
+
+def shown(study: Study, results: Results) -> list[str]:
+    """The metrics that the study shows and the results have."""
+    there = list(dict.fromkeys(record.metric for record in results.records))
+    return list(dict.fromkeys(name for pattern in study.shown for name in there if fnmatch(name, pattern)))
+
+
+def _counted(results: Results, panel: str, metric: str) -> str:
+    counts = [each.count for each in results.records if (each.panel, each.metric) == (panel, metric) and each.count is not None]
+    return f"\nEach number is of {min(counts):,.0f} to {max(counts):,.0f} judged tokens a seed.\n" if counts else ""
 
 
 def table(
@@ -86,7 +99,11 @@ def cell(results: Results, panel: str, row: str, x: float, metric: str, ratio: s
         return ""
     if ratio:
         base = results.measured(panel, ratio, x, metric)
-        return f"{found.value / base.value:.3f}" if base and base.value else ""
+        if not base or not base.value:
+            return ""
+        error = math.hypot(found.standard_error / found.value, base.standard_error / base.value) if found.value and row != ratio else 0.0
+        share = found.value / base.value
+        return f"{share:.3f}" + (f" ± {share * error:.3f}" if error else "")
     size = abs(found.value)
     if size and not 1e-3 <= size < 1e5:
         return f"{found.value:.2e}" + (f" ± {found.standard_error:.1e}" if found.standard_error > 0 else "")
@@ -98,8 +115,7 @@ def cell(results: Results, panel: str, row: str, x: float, metric: str, ratio: s
 
 def figure(study: Study, results: Results) -> Figure:
     """A panel against a metric in each place, a line for each row, bars of one standard error."""
-    metrics = [metric for metric in study.shown if any(results.rows(panel, metric) for panel in results.panels())]
-    panels = results.panels()
+    metrics, panels = shown(study, results), results.panels()
     down, across = (panels, metrics) if study.panels_down else (metrics, panels)
     picture = Figure(figsize=(5.6 * len(across) + 2.2, 3.9 * len(down)), layout="constrained")
     axes = picture.subplots(len(down), len(across), squeeze=False)
@@ -117,10 +133,10 @@ def _draw(axes, study: Study, results: Results, panel: str, metric: str) -> None
     values = []
     for row in results.rows(panel, metric):
         found = [(x, each) for x in xs if (each := results.measured(panel, row, x, metric)) and math.isfinite(each.value)]
+        values += [each.value for _, each in found]
         if row == "(real data)" and found:
             axes.axhline(found[0][1].value, color="black", linestyle="--", linewidth=1, label=row)
             continue
-        values += [each.value for _, each in found]
         errors = [each.standard_error if math.isfinite(each.standard_error) else 0.0 for _, each in found]
         options = {"label": row, "capsize": 2, "markersize": 4} | _style(row, results)
         axes.errorbar([x for x, _ in found], [each.value for _, each in found], yerr=errors, **options)

@@ -31,6 +31,7 @@ class Task(LightningDataModule):
     val_data: Dataset
     headline: str  # the metric that comes first in tables, and that plots and the HParams tab show
     folder: Path | None = None  # of the run that it belongs to
+    alone: str = ""  # why there is no real data to measure against, for a checkpoint that came without it
 
     def __init__(self, batch_size: int, epoch_items: int, num_workers: int):
         super().__init__()
@@ -62,8 +63,8 @@ class Task(LightningDataModule):
         """The same for text with blanks."""
         raise SettingsError(f"{type(self).__name__} has no texts to fill in; leave --infill out")
 
-    def use_judges(self, names: str) -> None:
-        """Measures perplexity under other judges than those of the configuration."""
+    def use_judges(self, names: str, device: torch.device | None = None) -> None:
+        """Measures perplexity under other judges than those of the configuration, on a device."""
         raise SettingsError(f"{type(self).__name__} has no perplexity; leave --judge out")
 
     def train_dataloader(self) -> DataLoader:

@@ -203,15 +203,18 @@ class Streamed(IterableDataset):
         return self._rows
 
     def _passes(self) -> Iterator[np.ndarray]:
+        for number in itertools.count():
+            yield from self.one_pass(number)
+
+    def one_pass(self, number: int = 0) -> Iterator[np.ndarray]:
+        """This process's blocks (D,) of pass `number`."""
         from tauflow.tasks.vocabulary import vocabulary_from
 
-        vocabulary = vocabulary_from(self.tokenizer_json)
-        for number in itertools.count():
-            rows = None
-            for rows in pack(self.documents(number), vocabulary, self.length):
-                yield from rows
-            if rows is None:
-                raise SettingsError(f"this process's part of {self.corpus.name} does not fill one block; use fewer --data.num_workers")
+        rows = None
+        for rows in pack(self.documents(number), vocabulary_from(self.tokenizer_json), self.length):
+            yield from rows
+        if rows is None:
+            raise SettingsError(f"this process's part of {self.corpus.name} does not fill one block; use fewer --data.num_workers")
 
     def documents(self, number: int) -> Iterator[str]:
         """This process's share of pass `number`, without validation documents."""

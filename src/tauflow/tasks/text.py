@@ -18,7 +18,7 @@ from torchmetrics import Metric, MetricCollection
 
 from tauflow import files
 from tauflow.errors import SettingsError
-from tauflow.judges import DEFINITIONS, Judge, NgramJudge, bootstrap, causal_judge
+from tauflow.judges import DEFINITIONS, ON_IDS, Judge, NgramJudge, bootstrap, causal_judge
 from tauflow.tasks.base import Alone, SampleMean, Task, UnigramTotalVariation
 from tauflow.tasks.blocks import Fixed, InMemory, Shuffled, Streamed, cached_blocks, first_validation_blocks
 from tauflow.tasks.corpus import BuiltIn, Corpus, DocumentName, Files, Hub, in_validation
@@ -106,7 +106,8 @@ class Text(Task):
         self.tokenizer_json = tokenizer_json or self._tokenizer_json()
         self.tokens = vocabulary_from(self.tokenizer_json)
         self.num_tokens = self.tokens.size
-        self._scored: dict[str, tuple[Tensor, tuple[Tensor, Tensor]]] = {}
+        self._judge_device: torch.device | None = None  # that of the process, unless told otherwise
+        self._scored: dict[tuple[str, bool], tuple[Tensor, tuple[Tensor, Tensor]]] = {}
 
     # Data
 
@@ -187,10 +188,22 @@ class Text(Task):
         rows = max(1, self.statistics_tokens // self.length)
         if self.streaming:
             stream = Streamed(self.corpus, self.tokens, self.length, self.val_share, self.seed, 1, 1, 1, 0, 1, step=lambda: 0, shuffle=0)
-            train = np.stack(list(islice(stream._passes(), min(rows, 4096))))
+            train = np.stack(list(islice(stream.one_pass(), min(rows, 4096))))
         else:
             train = self._blocks[0][: min(rows, len(self._blocks[0]))]["tokens"]
         return TextStatistics.of(np.asarray(train), self.val_data.tokens(), self.num_tokens)
+
+    @cached_property
+    def alone(self) -> str:
+        """A checkpoint that came without its corpus and without statistics.npz still writes text."""
+        try:
+            self.statistics  # noqa: B018
+        except SettingsError as error:
+            if self.folder is None or (self.folder / STATISTICS).exists():
+                raise
+            lost = "perplexity under ngram, unigram_tv, memorised_8grams and real data are left out"
+            return f"{lost}: there is no {STATISTICS} beside the checkpoint to take them from, and no corpus ({error})"
+        return ""
 
     # Samples
 
@@ -206,13 +219,16 @@ class Text(Task):
         return self._known([self.tokens.encode_strictly(text)])
 
     def infill(self, text: str) -> tuple[Tensor, Tensor]:
-        """Text with blanks: a run of n >= 2 underscores stands for n tokens to be found; so does all that follows the text."""
+        """Text with blanks: a run of n >= 2 underscores stands for n tokens to be found; so does all that follows the text.
+
+        A space before a blank belongs to the blank where tokens hold the space before their word, as those of byte-level BPE do.
+        """
         parts: list[list[int] | int] = []
-        for word in re.split(r"(_{2,})", text):
-            if re.fullmatch(r"_{2,}", word):
-                parts.append(len(word))
-            elif word:
-                parts.append(self.tokens.encode_strictly(word.rstrip(" ") if word is not text else word))
+        *before, last = re.split(r"(_{2,})", text)
+        for word in before:
+            blank = re.fullmatch(r"_{2,}", word)
+            parts.append(len(word) if blank else self.tokens.encode_strictly(word if self.tokens.has_space else word.rstrip(" ")))
+        parts.append(self.tokens.encode_strictly(last))
         if not any(isinstance(part, int) for part in parts):
             raise SettingsError("--infill needs a blank: two or more underscores, as many as tokens may stand there")
         return self._known(parts)
@@ -228,17 +244,22 @@ class Text(Task):
         rest = self.length - len(tokens)
         return torch.tensor(tokens + [0] * rest), torch.tensor(known + [False] * rest)
 
-    def use_judges(self, names: str) -> None:
-        self.judges = names
+    def use_judges(self, names: str, device: torch.device | None = None) -> None:
+        self.judges, self._judge_device = names, device
+        if "ngram" in [word.strip() for word in names.split(",")] and self.alone:
+            raise SettingsError(self.alone)
         self._labels()  # a judge that cannot be loaded is refused now
 
     @property
     def headline(self) -> str:
-        return f"ppl_corpus_{self.judge(self._judge_names[0]).name}" if self._judge_names else "unigram_tv"
+        return (
+            f"ppl_corpus_{self.judge(self._judge_names[0]).name}" if self._judge_names else "entropy_bits" if self.alone else "unigram_tv"
+        )
 
     @property
     def _judge_names(self) -> list[str]:
-        return [word.strip() for word in self.judges.split(",") if word.strip()]
+        names = [word.strip() for word in self.judges.split(",") if word.strip()]
+        return [name for name in names if name != "ngram" or not self.alone]
 
     def judge(self, name: str) -> Judge:
         """The judge by its name, loaded once."""
@@ -247,7 +268,8 @@ class Text(Task):
         return self._judges[name]
 
     def _causal_judge(self, name: str) -> Judge:
-        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
+        own = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        device = self._judge_device or own
         return causal_judge(name, device, vocabulary=self.tokens.tokenizer.get_vocab(), progress=rank_zero_only.rank == 0)
 
     def _labels(self) -> dict[str, str]:
@@ -263,28 +285,27 @@ class Text(Task):
     def _judges(self) -> dict[str, Judge]:
         return {}
 
-    def _score(self, name: str, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the judge, asked once for the same samples though both definitions of perplexity need it."""
+    def _score(self, name: str, definition: str, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the judge, asked once for the same samples where both definitions of perplexity have the same input."""
         tokens = tokens.cpu()
         if (tokens >= self.num_tokens).any():
             raise SettingsError("samples hold masks, which no judge can read; use --finish draw or reuse")
-        last = self._scored.get(name)
+        judge = self.judge(name)
+        on_ids = judge.reads_ids and (definition in ON_IDS or not judge.reads_text)
+        last = self._scored.get((name, on_ids))
         if last is None or not torch.equal(last[0], tokens):
-            self._scored[name] = last = (tokens, self.judge(name).score(tokens, self.texts(tokens)))
+            self._scored[name, on_ids] = last = (tokens, judge.score(tokens, self.texts(tokens), on_ids))
         return last[1]
 
     def sample_metrics(self) -> MetricCollection:
         metrics: dict[str, Metric] = {}
         for label, name in self._labels().items():
             for definition, function in DEFINITIONS.items():
-                metrics[f"{definition}_{label}"] = Perplexity(function, partial(self._score, name))
-        statistics = self.statistics
-        metrics |= {
-            "entropy_bits": Entropy(),
-            **{f"distinct_{n}": Distinct(n) for n in (1, 2, 3) if n <= self.length},
-            "unigram_tv": UnigramTotalVariation(torch.from_numpy(statistics.unigrams)),
-            "memorised_8grams": Memorised(statistics.memorised),
-        }
+                metrics[f"{definition}_{label}"] = Perplexity(function, partial(self._score, name, definition))
+        metrics |= {"entropy_bits": Entropy(), **{f"distinct_{n}": Distinct(n) for n in (1, 2, 3)}}
+        if not self.alone:
+            metrics["unigram_tv"] = UnigramTotalVariation(torch.from_numpy(self.statistics.unigrams))
+            metrics["memorised_8grams"] = Memorised(self.statistics.memorised)
         return MetricCollection(metrics, compute_groups=False)
 
 

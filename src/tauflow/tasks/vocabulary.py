@@ -27,6 +27,11 @@ class Vocabulary:
     def size(self) -> int:
         return self.tokenizer.get_vocab_size()
 
+    @property
+    def has_space(self) -> bool:
+        """Whether a space is a token; else it is a part of the word after it."""
+        return self.tokenizer.token_to_id(" ") is not None
+
     def encode(self, texts: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
