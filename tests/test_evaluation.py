@@ -157,6 +157,19 @@ def test_options_go_to_the_samplers_that_have_them():
     assert "cutoff=0.2 does not apply to fhs" in table.notes
 
 
+def test_options_that_a_member_of_a_set_cannot_have_are_left_to_the_others():
+    table = tauflow.evaluate(exact_run(), "beyond", [4], 2, power=3.0)
+    assert table.cell("spaced", 4).settings["power"] == 3
+    assert table.cell("fhs_pairs", 4).settings["power"] is None
+    assert any(note.startswith("fhs_pairs keeps its own options: power belongs to counts=") for note in table.notes)
+    with pytest.raises(SamplingError, match="fhs_pairs: power belongs to counts="):
+        tauflow.evaluate(exact_run(), "spaced,fhs_pairs", [4], 2, power=3.0)
+    with pytest.raises(SamplingError, match="weight must be in"):
+        tauflow.evaluate(exact_run(), "beyond", [4], 2, weight=-3.0)
+    with pytest.raises(SamplingError, match="dense is the literal algorithm of samplers that leap, not of Reveal"):
+        tauflow.evaluate(exact_run(), "euler,fhs", [4], 2, dense=True)
+
+
 def test_a_prompt_holds_in_every_sample():
     run = exact_run()
     tokens, known = run.task.prompt("4 3 _ 1")

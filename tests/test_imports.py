@@ -44,11 +44,12 @@ ALLOWED = {
     "studies.pages": {"errors", "files", "studies.base", "studies.report"},
     "studies.models": {"errors", "evaluation", "runs", "samplers", "sampling", "studies.base", "tables"},
     "studies.theory": {
-        *("denoisers", "oracles", "runs", "sampling", "schedules", "sources", "studies.base", "studies.models", "tables"),
+        *("denoisers", "errors", "oracles", "runs", "sampling", "schedules", "sources", "studies.base", "studies.models", "tables"),
     },
     "studies.observed": {
         *(
             "diagnostics",
+            "errors",
             "oracles",
             "sampling",
             "samplers.base",
@@ -64,7 +65,7 @@ ALLOWED = {
         *("denoisers", "oracles", "runs", "schedules", "seeds", "sources", "tasks.base", "tasks.countdown", "heavy"),
     },
     "studies.beyond": {
-        *("oracles", "orders", "runs", "samplers", "sampling", "tables"),
+        *("errors", "oracles", "orders", "runs", "samplers", "sampling", "tables"),
         *("studies.base", "studies.laws", "studies.models", "studies.theory"),
     },
     "studies.runtime": {

@@ -213,7 +213,10 @@ def test_bad_requests(call, trained, tmp_path, monkeypatch):
         (["--ckpt", best, "--nfe", "0"], "whole number of at least 1"),
         (["--ckpt", best, "--num_samples", "0"], "num_samples >= 1"),
         (["--ckpt", best, "--theta", "0.3"], "none of spaced_even has the option theta"),
-        (["--ckpt", best, "--cutoff", "2"], "cutoff"),
+        (
+            ["--ckpt", best, "--sampler", "tr_cie", "--grid", "tau", "--cutoff", "2"],
+            "tr_cie: cutoff = 1 - kappa at the end",
+        ),
         (["--ckpt", best, "--prompt", "9"], "values 0 to 5"),
         (["--ckpt", best, "--prompt", "1 " * 17], "leave 1 out"),
         (["--ckpt", best, "--out", tmp_path / "file"], "cannot write to"),

@@ -147,7 +147,7 @@ def test_prompts_hold_in_every_stage(case):
     name, source = case
     generator = torch.Generator().manual_seed(0)
     prompt, mask = torch.randint(V, (B, D), generator=generator), torch.rand(B, D, generator=generator) < 0.4
-    for dense in (False, True):
+    for dense in (False, True)[: 1 + SAMPLERS[name]().leaps]:
         recorder = Recorder(source)
         result = sample(recorder, source, "linear", (B, D), name, 6, prompt=prompt, prompt_mask=mask, dense=dense)
         for x in [result.tokens, *(x for x, _ in recorder.calls)]:

@@ -9,13 +9,13 @@ import torch
 
 import tauflow
 from tauflow.errors import SettingsError, TauflowError
-from tauflow.runs import load
+from tauflow.runs import SHIPPED, load
 from tauflow.schedules import schedule_from
 from tauflow.studies import STUDIES
 from tauflow.studies.__main__ import main
 from tauflow.studies.base import Job, Record, Results, Settings, Study, run
 from tauflow.studies.pages import filled
-from tauflow.studies.report import table
+from tauflow.studies.report import figure, save, table
 from tauflow.studies.theory import with_schedule
 from tauflow.tables import Measured
 
@@ -118,8 +118,39 @@ def test_ratios_and_choices_of_a_table():
     records = [Record("p", row, x, 0, "m", value * x, 0.0) for row, value in (("a", 2.0), ("b", 3.0)) for x in (1, 2)]
     results = Results("s", {}, records)
     assert table(results, "p", "m", xs=[2], rows=["b"], ratio="a").splitlines()[-1] == "| b | 1.500 |"
-    with pytest.raises(TauflowError, match="for c"):
-        table(results, "p", "m", rows=["c"])
+    for wrong, name in (({"rows": ["c"]}, "c"), ({"ratio": "d"}, "d"), ({"xs": [2, 3]}, "3")):
+        with pytest.raises(TauflowError, match=f"has no m of p for {name}$"):
+            table(results, "p", "m", **wrong)
+    with pytest.raises(TauflowError, match=r"has no other of p for a$"):
+        table(results, "p", "other", rows=["a"], xs=[])
+
+
+def test_ratios_have_errors():
+    """Of two independent means: the relative errors add in squares."""
+    results = Results("s", {}, [Record("p", "a", 1, 0, "m", 10.0, 0.3), Record("p", "b", 1, 0, "m", 5.0, 0.2)])
+    assert table(results, "p", "m", ratio="a").splitlines()[-2:] == ["| a | 1.000 |", "| b | 0.500 ± 0.025 |"]
+
+
+def test_counts_and_intervals_are_kept_and_patterns_show_every_judge(tmp_path):
+    study = Counting(SETTINGS)
+    study.shown = ("ppl_*",)
+    results = Results("counting", {})
+    for seed, count in ((0, 90.0), (1, 110.0)):
+        job, measured = Job("panel", "row", 8, seed), Measured(7.0, 0.5, 6.0, 8.5, count)
+        results.add(job, study.record(job, {"ppl_a": measured, "ppl_b": measured, "other": Measured(1.0, 0.0)}))
+        results.add(Job("panel", "(real data)", 8, seed), study.record(job._replace(row="(real data)"), {"ppl_a": Measured(0.5, 0.1)}))
+    save(study, results, tmp_path, "the command")
+    again = Results.read(tmp_path)
+    assert again.records == results.records
+    assert again.measured("panel", "row", 8, "ppl_a").count == 200
+    assert "panel,row,8,0,ppl_a,7.0,0.5,6.0,8.5,90.0" in (tmp_path / "results.csv").read_text().splitlines()
+    page = (tmp_path / "results.md").read_text()
+    assert "Each number is of 90 to 110 judged tokens a seed." in page
+    assert "ppl_b" in page
+    assert "other" not in page
+    place = figure(study, results).axes[0]
+    (real,) = (line for line in place.lines if line.get_label() == "(real data)")
+    assert place.get_ylim()[0] < real.get_ydata()[0] < place.get_ylim()[1], "real data is in the picture, however far away"
 
 
 def test_not_a_number_survives_the_file(tmp_path):
@@ -157,6 +188,14 @@ def test_bad_requests(checkpoint, tmp_path, capsys):
         main(["text", "--smoke", "--out", str(tmp_path / "e")])
     with pytest.raises(SystemExit, match="the study order has no use for --ckpt"):
         main(["order", "--out", str(tmp_path / "f"), "--ckpt", checkpoint])
+    with pytest.raises(SystemExit, match="the law of tweedie cannot be computed on the oracle"):
+        main(["order", "--smoke", "--samplers", "tweedie", "--out", str(tmp_path / "g")])
+    with pytest.raises(SystemExit, match="from --nfes 3 on"):
+        main(["hamming", "--smoke", "--nfes", "2,4", "--out", str(tmp_path / "h"), "--ckpt", checkpoint])
+    with pytest.raises(SystemExit, match=r"countdown model: seeds x contexts need \d+ items, there are 12; lower them"):
+        main(["dependence", "--samples", "4", "--seeds", "4", "--out", str(tmp_path / "i"), "--ckpt", checkpoint])
+    with pytest.raises(SystemExit, match="this model has a uniform source"):
+        main(["dependence", "--smoke", "--out", str(tmp_path / "j"), "--ckpt", str(SHIPPED / "countdown_uniform.ckpt")])
     with pytest.raises(SystemExit):
         main(["nonsense", "--out", str(tmp_path)])
     assert "countdown" in capsys.readouterr().err

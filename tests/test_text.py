@@ -479,7 +479,7 @@ def test_each_definition_has_its_own_input(corpus_file, tmp_path, small_gpt2):
     assert found == {**small, "ppl_mean_ngram": 3 * 16, "ppl_corpus_ngram": 3 * 16}
     assert task.headline == "ppl_corpus_small-2_5_x"
     other = text(corpus_file, tmp_path, tokenizer="characters", judges=str(small_gpt2))
-    tokens = other.prompt("the people of")[0][None]
+    tokens = other.prompt("the people")[0][None]
     metrics = other.sample_metrics()
     metrics.update(tokens)
     (again,) = (len(ids) - 1 for ids in task.tokens.encode(other.texts(tokens)))

@@ -21,7 +21,7 @@ from tauflow.errors import SamplingError
 from tauflow.processes import backend, highest, over_ranks, rank, world_size
 from tauflow.runs import Run
 from tauflow.samplers import SAMPLERS, Result, Sampler, StepInfo
-from tauflow.sampling import OPTIONS, budget, check_temperature, sample, sampler_from
+from tauflow.sampling import OPTIONS, budget, check_dense, check_temperature, sample, sampler_from
 from tauflow.seeds import seed_of
 from tauflow.tables import Cell, Measured, Table
 from tauflow.tasks.base import Task
@@ -84,6 +84,7 @@ def evaluate(
     samplers, notes = choose_samplers(samplers, run, **{name: options.pop(name, None) for name in OPTIONS})
     if unknown := [name for name in options if name not in CONDITIONS]:
         raise TypeError(f"evaluate has no option {unknown[0]!r}; those of samplers are {', '.join((*OPTIONS, *CONDITIONS))}")
+    check_dense(options.get("dense", False), *samplers.values())
     nfes = check(run, samplers, nfes, num_samples, batch_size, options.get("temperature", 1.0))
     metrics = run.task.sample_metrics()
     names = sorted(metrics, key=lambda name: name != run.task.headline)  # the headline first
@@ -125,6 +126,7 @@ def choose_samplers(samplers: Samplers, run: Run, **options) -> tuple[dict[str, 
     else:
         names = samplers.split(",") if isinstance(samplers, str) else list(samplers)
         names, chosen = [name.strip().lower().replace("-", "_") for name in names], {}
+    named = set(chosen) or set(names)
     given = {name: value for name, value in options.items() if value is not None}
     source, notes = type(run.source).__name__.lower(), []
     for name in names:
@@ -138,17 +140,27 @@ def choose_samplers(samplers: Samplers, run: Run, **options) -> tuple[dict[str, 
                 chosen.setdefault(member, sampler)
     if not chosen:
         raise SamplingError(f"no samplers to evaluate; name some of {', '.join(SAMPLERS)}, or a set: {', '.join(SETS)}")
+    failures: dict[str, SamplingError] = {}
+    changed = 0
     for name, sampler in chosen.items():
         if not isinstance(run.source, sampler.sources):
             others = [other for other in SAMPLERS if isinstance(run.source, sampler_from(other).sources)]
             raise SamplingError(f"{name} does not support the {source} source of this model; try one of {', '.join(others)}")
         fields = {item.name for item in dataclasses.fields(sampler)}
-        chosen[name] = sampler_from(sampler, **{option: value for option, value in given.items() if option in fields})
+        try:
+            chosen[name] = sampler_from(sampler, **{option: value for option, value in given.items() if option in fields})
+            changed += bool(fields & set(given))
+        except SamplingError as error:
+            failures[name] = error
         if chosen[name].needs_ranks and run.ranks is None:
             raise SamplingError(
                 f"{name} needs a learned order, and this run has none: make one with tauflow.learn_order and keep it beside the checkpoint "
                 "with tauflow.orders.save; or use spaced"
             )
+    for name, error in failures.items():
+        if name in named or not changed:
+            raise SamplingError(f"{name}: {error}")
+        notes.append(f"{name} keeps its own options: {error}")
     for option, value in given.items():
         without = [name for name, sampler in chosen.items() if option not in {item.name for item in dataclasses.fields(sampler)}]
         if len(without) == len(chosen):

@@ -21,6 +21,8 @@ from tauflow.schedules import Schedule
 from tauflow.sources import Masked, Source
 from tauflow.tasks.countdown import transition_matrix
 
+PROPAGATED = (Leaping, Theta, Bridge)  # samplers whose law `Propagator` computes, with independent coins
+
 
 def evidence(x: Tensor, t: Tensor, source: Source, schedule: Schedule) -> Tensor:
     """p(x_t^d | x_1^d = s) up to a factor that does not depend on s, float64 (B, D, V)."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tauflow.denoisers import denoiser_from
-from tauflow.errors import CheckpointError, SamplingError
+from tauflow.errors import SamplingError
 from tauflow.files import digest, write
 from tauflow.sampling import sample
 from tauflow.schedules import Schedule, schedule_from
@@ -116,21 +116,23 @@ def save(checkpoint: str | Path, ranks: Tensor) -> Path:
 
 
 def read(checkpoint: str | Path, length: int) -> Tensor | None:
-    """The order of a checkpoint, or None if there is none or if it was learned from other weights, of which a warning tells."""
+    """The order of a checkpoint, or None if there is none that belongs to it; a warning tells of one that cannot be used."""
     path = path_of(checkpoint)
     if not path.is_file():
         return None
     try:
         saved = json.loads(path.read_text())
-        ranks, learned_from = saved["ranks"], saved["checkpoint"]
-        if sorted(ranks) != list(range(length)):
+        ranks, same = saved["ranks"], saved["checkpoint"] == digest(checkpoint)
+        if same and sorted(ranks) != list(range(length)):
             raise ValueError
     except (OSError, ValueError, TypeError, KeyError):
-        raise CheckpointError(f"{path} does not hold an order of {length} coordinates; remove it, or learn the order again") from None
-    if learned_from != digest(checkpoint):
-        warnings.warn(f"{path} was learned from other weights than {checkpoint} holds now and is not used; learn it again", stacklevel=2)
-        return None
-    return torch.tensor(ranks, dtype=torch.long)
+        fault = f"does not hold an order of {length} coordinates with the sum of their checkpoint"
+    else:
+        if same:
+            return torch.tensor(ranks, dtype=torch.long)
+        fault = f"was learned from other weights than {checkpoint} holds now"
+    warnings.warn(f"{path} {fault} and is not used; learn it again", stacklevel=2)
+    return None
 
 
 def _posteriors(denoiser, x: Tensor, t: float, places: Tensor) -> Tensor:

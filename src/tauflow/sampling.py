@@ -76,13 +76,14 @@ def sample(
         seed: of all randomness, unless a generator is given. The global generators are neither read nor moved.
         device: where to sample; by default where the denoiser's parameters are.
         progress: show a progress bar.
-        dense: the literal algorithm with B * D * V Poisson counts, slow, for comparison; the law is the same.
+        dense: the literal algorithm of samplers that leap, with B * D * V Poisson counts, slow, for comparison; the law is the same.
         observer: called with (StepInfo, State) after every step.
     """
     leaping = {"grid": grid, "jump": jump, "cutoff": cutoff, "finish": finish, "eps_0": eps_0, "ceiling": ceiling, "theta": theta}
     spacing = {"coins": coins, "order": order, "counts": counts, "power": power}
     sampler = sampler_from(sampler, **leaping, **spacing, gain=gain, extrapolation=extrapolation, weight=weight)
     nfe = budget(nfe)
+    check_dense(dense, sampler)
     check_temperature(temperature)
     _require(isinstance(source, Source), f"source must be tauflow.Masked(V) or tauflow.Uniform(V), got {source!r}")
     whole = isinstance(shape, tuple | list | torch.Size) and len(shape) == 2 and all(isinstance(size, int) and size >= 1 for size in shape)
@@ -139,6 +140,11 @@ def budget(nfe: int) -> int:
         number = 0
     _require(number >= 1, f"nfe must be a whole number of at least 1, got {nfe!r}")
     return number
+
+
+def check_dense(dense: bool, *samplers: Sampler) -> None:
+    others = dict.fromkeys(type(sampler).__name__ for sampler in samplers if not sampler.leaps)
+    _require(not (dense and others), f"dense is the literal algorithm of samplers that leap, not of {', '.join(others)}; leave it out")
 
 
 def check_temperature(temperature: float) -> None:

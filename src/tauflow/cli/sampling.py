@@ -18,7 +18,7 @@ from tauflow.files import digest, refuse_unwritable, write
 from tauflow.orders import learn_order
 from tauflow.orders import save as save_order
 from tauflow.runs import SHIPPED, Run, load
-from tauflow.samplers import SAMPLERS
+from tauflow.samplers import SAMPLERS, Sampler
 from tauflow.tables import Table, plain
 
 ROOT = Path(__file__).parents[3]
@@ -104,7 +104,7 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--power", type=float, metavar="X", help="exponent of these counts: more reveals fewer at first")
     how.add_argument("--extrapolation", choices=["pairs", "hitting"], help="what weighs the extrapolation of reveal samplers")
     how.add_argument("--weight", type=float, metavar="X", help="the largest weight of pairs")
-    how.add_argument("--dense", action="store_true", help="the literal algorithm, slow, with the same law")
+    how.add_argument("--dense", action="store_true", help="the literal algorithm of samplers that leap, slow, with the same law")
     out = parser.add_argument_group("results")
     out.add_argument(
         *("--out", "-o"),
@@ -139,7 +139,7 @@ def _sample(arguments: argparse.Namespace) -> Table:
         raise SettingsError(f"--show is a number of samples, got {arguments.show}")
     samplers, _ = choose_samplers(arguments.sampler, run, **{name: options[name] for name in OPTIONS})
     nfes = check(run, samplers, arguments.nfe, arguments.num_samples, arguments.batch_size, arguments.temperature)
-    settings = plain(_settings(arguments, path, run, list(samplers), nfes) | {"checkpoint_sha256": sha256})
+    settings = plain(_settings(arguments, path, run, samplers, nfes) | {"checkpoint_sha256": sha256})
     done = _done(arguments.out, settings) if arguments.out else []
     fabric.launch()
     if not sha256 == fabric.broadcast(sha256) == digest(path):
@@ -242,7 +242,7 @@ def _conditions(arguments: argparse.Namespace, run: Run, device: torch.device) -
     return conditions
 
 
-def _settings(arguments: argparse.Namespace, path: Path, run: Run, samplers: list[str], nfes: list[int]) -> dict[str, Any]:
+def _settings(arguments: argparse.Namespace, path: Path, run: Run, samplers: dict[str, Sampler], nfes: list[int]) -> dict[str, Any]:
     """All that decides the results, as plain data; the same on any number of devices."""
     names = (
         "num_samples",
@@ -260,9 +260,9 @@ def _settings(arguments: argparse.Namespace, path: Path, run: Run, samplers: lis
     return {
         "checkpoint": str(path),
         "step": run.step,
-        "samplers": samplers,
+        "samplers": list(samplers),
         "nfes": nfes,
-        "ranks": run.ranks.tolist() if run.ranks is not None and "learned_order" in samplers else None,
+        "ranks": run.ranks.tolist() if run.ranks is not None and any(each.needs_ranks for each in samplers.values()) else None,
         "guidance_sha256": digest(arguments.guidance) if arguments.guidance else None,
         **{name: getattr(arguments, name) for name in (*names, *OPTIONS)},
     }

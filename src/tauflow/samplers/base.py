@@ -87,6 +87,7 @@ class Sampler(ABC):
     """Abstract; finals are frozen dataclasses whose fields are the options."""
 
     sources: ClassVar[tuple[type[Source], ...]] = (Masked, Uniform)
+    leaps: ClassVar[bool] = False  # whether intensities become jumps, for which there is a dense algorithm
 
     @abstractmethod
     def plan(self, nfe: int, schedule: Schedule, free: int) -> tuple[Grid, int]:

@@ -62,6 +62,8 @@ class GridSampler(Sampler):
 
 @dataclass(frozen=True)
 class Leaping(GridSampler):
+    leaps = True
+
     rule: RuleName = "tr_cie"
     jump: JumpName = "exponential"
     eps_0: float = 0.0

@@ -22,6 +22,8 @@ from tauflow.samplers.leaping import GridSampler
 
 @dataclass(frozen=True)
 class Theta(GridSampler):
+    leaps = True
+
     trapezoidal: bool = False
     jump: JumpName = "exponential"
     theta: float = 0.5

@@ -6,6 +6,7 @@ from itertools import product
 
 import torch
 
+from tauflow.errors import SettingsError
 from tauflow.oracles import EnumerableLaw
 from tauflow.orders import dependence, learn_order
 from tauflow.runs import Run
@@ -133,12 +134,17 @@ class Dependence(Study):
         return trained | {law: exact_run(task, "masked") for law, task in laws().items()}
 
     def jobs(self):
+        if others := set(self.models()) - {"masked"} if self.settings.checkpoints else set():
+            raise SettingsError(f"the study dependence reveals masked coordinates; this model has a {', '.join(others)} source")
+        for row, run in self.runs().items():
+            if not hasattr(run.task, "val_data"):
+                run.task.setup("validate")
+            if (needed := (max(self.settings.seeds) + 1) * self.settings.samples) > len(run.task.val_data):
+                raise SettingsError(f"{row}: seeds x contexts need {needed} items, there are {len(run.task.val_data)}; lower them")
         return [Job("masked", row, 0, seed) for row in self.runs() for seed in self.settings.seeds]
 
     def measure(self, job):
         run, count = self.runs()[job.row], self.settings.samples
-        if not hasattr(run.task, "val_data"):
-            run.task.setup("validate")
         first = job.seed * count
         data = torch.stack([item["tokens"] for item in run.task.val_data.__getitems__(list(range(first, first + count)))])
         matrix = dependence(run.denoiser, run.source, run.schedule, run.task.seq_len, data=data, seed=job.seed)

@@ -3,6 +3,7 @@
 import torch
 
 from tauflow import diagnostics
+from tauflow.errors import SettingsError
 from tauflow.oracles import EnumerableLaw, Propagator, slope
 from tauflow.samplers.base import State
 from tauflow.samplers.grids import Grid
@@ -24,6 +25,8 @@ class Observed(Study):
 
     def jobs(self):
         grids, nfes, seeds = self.grids, self.settings.nfes, self.settings.seeds
+        if min(nfes) < 3:
+            raise SettingsError("what is extrapolated can be watched from --nfes 3 on: a step of history, one that uses it, the final draw")
         return [
             Job(source, f"tr_cie {grid} grid", nfe, seed) for source in self.models() for grid in grids for nfe in nfes for seed in seeds
         ]

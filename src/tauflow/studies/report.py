@@ -83,8 +83,10 @@ def table(
     if len(xs) > COLUMNS and not given:
         xs = [xs[round(i * (len(xs) - 1) / (COLUMNS - 1))] for i in range(COLUMNS)]
     found = rows or results.rows(panel, metric)
-    if not found or not xs or (missing := set(found) - set(results.rows(panel, metric))):
-        raise TauflowError(f"the study {results.study} has no {metric} of {panel}" + (f" for {', '.join(missing)}" if rows else ""))
+    missing = sorted({*found, *([ratio] if ratio else [])} - set(results.rows(panel, metric)))
+    missing += [f"{x:g}" for x in xs if x not in results.xs(panel, metric)]
+    if not found or not xs or missing:
+        raise TauflowError(f"the study {results.study} has no {metric} of {panel}" + (f" for {', '.join(missing)}" if missing else ""))
     title = f"{panel}: {metric}" + (f" by {x_name}" if x_name else "") + (f", ratio to {ratio}" if ratio else "")
     lines = [f"| {title} | {' | '.join(f'{x:.4g}' for x in xs)} |", "|---" * (len(xs) + 1) + "|"]
     for row in found:

@@ -1,11 +1,13 @@
 """Studies on laws that can be enumerated: errors are computed, not sampled."""
 
 import dataclasses
+from collections.abc import Sequence
 from functools import cache
 from itertools import product
 
 from tauflow.denoisers import Denoiser
-from tauflow.oracles import EnumerableLaw, Propagator, slope
+from tauflow.errors import SettingsError
+from tauflow.oracles import PROPAGATED, EnumerableLaw, Propagator, slope
 from tauflow.runs import Run
 from tauflow.sampling import sampler_from
 from tauflow.schedules import Schedule, schedule_from
@@ -22,6 +24,13 @@ LAWS = {"weak": 0.2, "strong": 1.0}
 def propagator(law: str, source: str, schedule: str = "linear") -> Propagator:
     """Three coordinates of three tokens."""
     return Propagator(EnumerableLaw.random(3, 3, LAWS[law]), SOURCES[source](3), schedule_from(schedule))
+
+
+def refuse_unpropagated(names: Sequence[str]) -> None:
+    for name in names:
+        sampler = sampler_from(name)
+        if not isinstance(sampler, PROPAGATED) or getattr(sampler, "coins", "independent") != "independent":
+            raise SettingsError(f"the law of {name} cannot be computed on the oracle; name leaping samplers, theta_* or bridge")
 
 
 class Exact(Study):
@@ -49,6 +58,7 @@ class Order(Exact):
     samplers = ("euler", "tr", "cie", "tr_cie", "tr_cie_exact", "theta_rk2", "theta_trapezoidal")
 
     def jobs(self):
+        refuse_unpropagated(self.settings.samplers)
         panels = [f"{source}, {law} law" for law in LAWS for source in SOURCES]
         rows = [*self.settings.samplers, *(f"{name} one_event" for name in self.settings.samplers if name == "tr_cie")]
         return [Job(panel, row, max(self.settings.nfes), 0) for panel in panels for row in rows]
@@ -71,6 +81,7 @@ class Schedules(OnModels):
     shown = ("total_variation", "error_rate", "unigram_tv")
 
     def jobs(self):
+        refuse_unpropagated(self.settings.samplers)
         lines = [f"{sampler} {schedule}" for sampler in self.settings.samplers for schedule in self.names]
         nfes, seeds = self.settings.nfes, self.settings.seeds
         jobs = [Job(f"oracle, {source}", row, nfe, seeds[0]) for source in SOURCES for row, nfe in product(lines, nfes)]
