@@ -104,7 +104,10 @@ class Events(Diagnostic):
 
 
 class HammingDrift(Diagnostic):
-    """R = max_n E[d_H(x_{n+1}, x_n)] / h_n over the transitions made, without the finishing draw (hamming:drift, tab:drift_scaling)."""
+    """R = max_n E[d_H(x_{n+1}, x_n)] / h_n over the transitions made, without the finishing draw (hamming:drift, tab:drift_scaling).
+
+    For samplers that evaluate the denoiser at x_n: all but theta_trapezoidal, whose first step would be counted from its middle.
+    """
 
     names = ("hamming",)
 
