@@ -116,16 +116,21 @@ def cell(results: Results, panel: str, row: str, x: float, metric: str, ratio: s
 
 
 def figure(study: Study, results: Results) -> Figure:
-    """A panel against a metric in each place, a line for each row, bars of one standard error."""
+    """A panel against a metric in each place, two in a row if there is one panel; a line for each row, bars of one standard error."""
     metrics, panels = shown(study, results), results.panels()
-    down, across = (panels, metrics) if study.panels_down else (metrics, panels)
-    picture = Figure(figsize=(5.6 * len(across) + 2.2, 3.9 * len(down)), layout="constrained")
-    axes = picture.subplots(len(down), len(across), squeeze=False)
-    for i, first in enumerate(down):
-        for j, second in enumerate(across):
-            panel, metric = (first, second) if study.panels_down else (second, first)
-            _draw(axes[i][j], study, results, panel, metric)
-    handles = {label: handle for row in axes for place in row for handle, label in zip(*place.get_legend_handles_labels(), strict=True)}
+    places = [(panel, metric) for panel in panels for metric in metrics]
+    across = len(metrics)
+    if not study.panels_down:
+        places, across = [(panel, metric) for metric in metrics for panel in panels], len(panels)
+    across = across if across > 1 else min(2, len(places))
+    down = math.ceil(len(places) / across)
+    picture = Figure(figsize=(5.6 * across + 2.2, 3.9 * down), layout="constrained")
+    axes = list(picture.subplots(down, across, squeeze=False).flat)
+    for place, (panel, metric) in zip(axes, places, strict=False):
+        _draw(place, study, results, panel, metric)
+    for place in axes[len(places) :]:
+        place.set_visible(False)
+    handles = {label: handle for place in axes for handle, label in zip(*place.get_legend_handles_labels(), strict=True)}
     picture.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False, fontsize=9)
     return picture
 
