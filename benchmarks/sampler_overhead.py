@@ -3,7 +3,7 @@
     pip install -c constraints.txt -e '.[bench]'
     python benchmarks/sampler_overhead.py            about fifteen minutes on two cores; prints Markdown tables
     python benchmarks/sampler_overhead.py --quick    the small shape only
-    python benchmarks/sampler_overhead.py --gpt2     the paper's size only, at 8 evaluations: about ten minutes
+    python benchmarks/sampler_overhead.py --gpt2     the paper's size only, at 8 evaluations: about fifteen minutes
 
 Every case runs in its own process. `fixed` is a denoiser that returns the same logits at once, so that all time is the sampler's; `network`
 is our Transformer (width 256, 4 blocks, 4 heads; at the paper's size width 768, 12 blocks, 12 heads) with its split head, given to
