@@ -246,20 +246,23 @@ class Text(Task):
 
     def use_judges(self, names: str, device: torch.device | None = None) -> None:
         self.judges, self._judge_device = names, device
-        if "ngram" in [word.strip() for word in names.split(",")] and self.alone:
+        if "ngram" in self._asked_judges and self.alone:
             raise SettingsError(self.alone)
         self._labels()  # a judge that cannot be loaded is refused now
 
     @property
     def headline(self) -> str:
-        return (
-            f"ppl_corpus_{self.judge(self._judge_names[0]).name}" if self._judge_names else "entropy_bits" if self.alone else "unigram_tv"
-        )
+        if self._judge_names:
+            return f"ppl_corpus_{self.judge(self._judge_names[0]).name}"
+        return "entropy_bits" if self.alone else "unigram_tv"
 
     @property
     def _judge_names(self) -> list[str]:
-        names = [word.strip() for word in self.judges.split(",") if word.strip()]
-        return [name for name in names if name != "ngram" or not self.alone]
+        return [name for name in self._asked_judges if name != "ngram" or not self.alone]
+
+    @property
+    def _asked_judges(self) -> list[str]:
+        return [word.strip() for word in self.judges.split(",") if word.strip()]
 
     def judge(self, name: str) -> Judge:
         """The judge by its name, loaded once."""
