@@ -1,4 +1,7 @@
-"""What every sampler of the registry keeps: shape, range, NFE, determinism, prompts, RNG hygiene, dtypes; how bad requests are refused."""
+"""What every sampler of the registry keeps: shape, range, NFE, determinism, prompts, RNG hygiene, dtypes.
+
+Also how bad requests are refused, and faults that were once found.
+"""
 
 import gc
 import itertools
@@ -8,46 +11,50 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from helpers import Small, draw, mixtures
 from torch import nn
 
 import tauflow
-from tauflow import Masked, Uniform
-from tauflow.denoisers import BadLogits, CallableDenoiser, SplitDenoiser
-from tauflow.errors import SamplingError
-from tauflow.networks import Transformer, TransformerConfig
+from tauflow import Marginal, Masked, Mixture, Model, Uniform
+from tauflow.denoise import CallableDenoiser, SplitDenoiser
+from tauflow.devices import precise
+from tauflow.errors import BadLogits, SamplingError
 from tauflow.samplers import SAMPLERS
-from tauflow.samplers.leap import precise
-from tauflow.samplers.leaping import Leaping
+from tauflow.samplers.leaping import Leaping, LeapingOptions
 from tauflow.samplers.reveal import Reveal
 
 V, B, D = 5, 3, 12
-CASES = [(name, source) for name in SAMPLERS for source in (Masked(V), Uniform(V)) if isinstance(source, SAMPLERS[name]().sources)]
+ORDER = (7 * torch.arange(D)) % D
 
 
-def sample(denoiser, source, schedule, shape, name, nfe, **options):
-    """tauflow.sample, with an order of the coordinates for the sampler that needs one."""
-    ranks = (7 * torch.arange(D)) % D if SAMPLERS[name]().needs_ranks else None
-    return tauflow.sample(denoiser, source, schedule, shape, name, nfe, ranks=ranks, **options)
+def network(process) -> Small:
+    return Small(process.num_states, V)
 
 
-@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{type(case[1]).__name__.lower()}")
+def supported(name, process) -> bool:
+    return not SAMPLERS[name]().refuses(Model(network(process), process, (D,), ORDER))
+
+
+CASES = [(name, process) for name in SAMPLERS for process in mixtures(V) if supported(name, process)]
+
+
+def sample(denoiser, process, name, nfe, **options):
+    """B samples of the length D, with an order of the coordinates for the sampler that needs one."""
+    return draw(denoiser, process, (B, D), name, nfe, order=ORDER, **options)
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{case[1].name}")
 def case(request):
     return request.param
-
-
-def network(source) -> Transformer:
-    torch.manual_seed(0)
-    net = Transformer(TransformerConfig(width=16, blocks=1, heads=2), source.num_states, V)
-    for parameter in net.parameters():
-        parameter.data.add_(0.1 * torch.randn_like(parameter))
-    return net
 
 
 class Recorder:
     """A callable denoiser that remembers what it was called with."""
 
-    def __init__(self, source, dtype=torch.float32):
-        self.network, self.dtype, self.calls = network(source), dtype, []
+    def __init__(self, process, dtype=torch.float32):
+        self.network = network(process)
+        self.dtype = dtype
+        self.calls = []
 
     def __call__(self, x, t):
         self.calls.append((x.clone(), t.clone()))
@@ -56,18 +63,19 @@ class Recorder:
 
 @pytest.mark.parametrize("nfe", [1, 2, 3, 7, 16])
 def test_shape_range_and_honest_nfe(case, nfe):
-    name, source = case
-    recorder = Recorder(source)
-    result = sample(recorder, source, "quadratic", (B, D), name, nfe)
+    name, process = case
+    recorder = Recorder(process)
+    result = sample(recorder, Mixture(process.source, "quadratic"), name, nfe)
     assert result.tokens.shape == (B, D)
     assert result.tokens.dtype == torch.int64
     assert result.tokens.min() >= 0
     assert result.tokens.max() < V, "a mask was left"
     assert result.nfe == len(recorder.calls) == result.info.forwards
-    two_stage = {"theta_rk2": 2 * ((nfe - 1) // 2) + 1, "theta_trapezoidal": 2 * ((nfe - 1) // 2) + 1, "tr_cie_exact": max(1, nfe // 2 * 2)}
+    pairs = 2 * ((nfe - 1) // 2) + 1
+    two_stage = {"theta_rk2": pairs, "theta_trapezoidal": pairs, "tr_cie_exact": max(1, nfe // 2 * 2)}
     one_each = min(nfe, D)  # one token an evaluation is exact already
     expected = one_each if isinstance(SAMPLERS[name](), Reveal) else two_stage.get(name, nfe)
-    ended_early = isinstance(source, Masked) and result.info.leftover_masks == 0  # nothing left to evaluate for
+    ended_early = process.absorbing and result.info.leftover_masks == 0  # nothing left to evaluate for
     assert result.nfe == expected or (ended_early and result.nfe < expected)
     for x, t in recorder.calls:
         assert x.shape == (B, D)
@@ -84,72 +92,73 @@ def test_shape_range_and_honest_nfe(case, nfe):
 def test_the_times_of_the_default_grid():
     """Evaluations stand at n / N: the network is never told tau, and the last one draws."""
     recorder = Recorder(Masked(V))
-    tauflow.sample(recorder, Masked(V), "cubic", (B, D), "tr_cie", 8)
+    draw(recorder, Mixture(Masked(V), "cubic"), (B, D), "tr_cie", 8)
     torch.testing.assert_close(torch.stack([t[0] for _, t in recorder.calls]), torch.arange(8) / 8)
     recorder = Recorder(Uniform(V))
-    tauflow.sample(recorder, Uniform(V), "linear", (B, D), "tr", 4, grid="tau", finish="none", cutoff=1e-2)
+    draw(recorder, Uniform(V), (B, D), "tr", 4, grid="tau", finish="none", cutoff=1e-2)
     expected = 1 - 1e-2 ** (torch.arange(4, dtype=torch.float64) / 4)
-    torch.testing.assert_close(torch.stack([t[0] for _, t in recorder.calls]).double(), expected, atol=1e-6, rtol=1e-5)
+    times = torch.stack([t[0] for _, t in recorder.calls]).double()
+    torch.testing.assert_close(times, expected, atol=1e-6, rtol=1e-5)
 
 
 def test_seeds_and_global_rng(case):
-    name, source = case
+    name, process = case
     torch.manual_seed(7)
     before = torch.get_rng_state()
-    model = network(source)
+    model = network(process)
     torch.set_rng_state(before)
-    first = sample(model, source, "linear", (B, D), name, 9, seed=1).tokens
+    first = sample(model, process, name, 9, seed=1).tokens
     torch.randn(5)
     torch.set_rng_state(before)
-    second = sample(model, source, "linear", (B, D), name, 9, seed=1).tokens
+    second = sample(model, process, name, 9, seed=1).tokens
     assert torch.equal(torch.get_rng_state(), before), "the global generator was moved"
     assert torch.equal(first, second)
-    assert not torch.equal(first, sample(model, source, "linear", (B, D), name, 9, seed=2).tokens)
+    assert not torch.equal(first, sample(model, process, name, 9, seed=2).tokens)
     generator = torch.Generator().manual_seed(1)
-    assert torch.equal(first, sample(model, source, "linear", (B, D), name, 9, generator=generator).tokens)
+    assert torch.equal(first, sample(model, process, name, 9, seed=generator).tokens)
 
 
 def test_threads_do_not_matter(case):
-    name, source = case
-    model, threads = network(source), torch.get_num_threads()
+    name, process = case
+    model, threads = network(process), torch.get_num_threads()
     results = []
     for count in (1, 2):
         torch.set_num_threads(count)
-        results.append(sample(model, source, "linear", (B, D), name, 6).tokens)
+        results.append(sample(model, process, name, 6).tokens)
     torch.set_num_threads(threads)
     assert torch.equal(*results)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_dtypes_of_logits(case, dtype):
-    name, source = case
-    tokens = sample(Recorder(source, dtype), source, "linear", (B, D), name, 5).tokens
+    name, process = case
+    tokens = sample(Recorder(process, dtype), process, name, 5).tokens
     assert tokens.dtype == torch.int64
     assert tokens.max() < V
 
 
 def test_split_network_and_callable_agree(case):
-    """Lazy rows of a split network, full logits of a callable, a Denoiser, and V + 1 columns with the mask last: the same tokens."""
-    name, source = case
-    model = network(source)
+    """Lazy rows of a split network, all logits, a Denoiser, V + 1 columns with the mask last: the same."""
+    name, process = case
+    model = network(process)
 
     def with_mask_column(x, t):
         return torch.cat([model(x, t), torch.full((*x.shape, 1), 50.0)], dim=-1)
 
-    tokens = [
-        sample(denoiser, source, "linear", (B, D), name, 9).tokens
-        for denoiser in (model, lambda x, t: model(x, t), SplitDenoiser(model, V), CallableDenoiser(model, V), with_mask_column)
-    ]
+    denoisers = [model, lambda x, t: model(x, t), with_mask_column]
+    denoisers += [SplitDenoiser(model, V), CallableDenoiser(model, V)]
+    tokens = [sample(denoiser, process, name, 9).tokens for denoiser in denoisers]
     assert all(torch.equal(tokens[0], other) for other in tokens[1:])
 
 
 def test_prompts_hold_in_every_stage(case):
-    name, source = case
+    name, process = case
     generator = torch.Generator().manual_seed(0)
     prompt, mask = torch.randint(V, (B, D), generator=generator), torch.rand(B, D, generator=generator) < 0.4
-    for dense in (False, True)[: 1 + SAMPLERS[name]().leaps]:
-        recorder = Recorder(source)
-        result = sample(recorder, source, "linear", (B, D), name, 6, prompt=prompt, prompt_mask=mask, dense=dense)
+    leaps = isinstance(SAMPLERS[name](), LeapingOptions)
+    for options in ({}, {"dense": True})[: 1 + leaps]:
+        recorder = Recorder(process)
+        result = sample(recorder, process, name, 6, prompt=(prompt, mask), **options)
         for x in [result.tokens, *(x for x, _ in recorder.calls)]:
             assert torch.equal(x[mask], prompt[mask])
         assert result.nfe <= 6
@@ -157,10 +166,10 @@ def test_prompts_hold_in_every_stage(case):
 
 
 def test_a_full_prompt_returns_at_once(case):
-    name, source = case
+    name, process = case
     prompt = torch.randint(V, (B, D))
-    recorder = Recorder(source)
-    result = sample(recorder, source, "linear", (B, D), name, 6, prompt=prompt, prompt_mask=torch.ones(B, D, dtype=torch.bool))
+    recorder = Recorder(process)
+    result = sample(recorder, process, name, 6, prompt=(prompt, torch.ones(B, D, dtype=torch.bool)))
     assert torch.equal(result.tokens, prompt)
     assert result.nfe == 0
     assert not recorder.calls
@@ -170,17 +179,17 @@ def test_fhs_splits_only_the_free_coordinates():
     mask = torch.zeros(2, D, dtype=torch.bool)
     mask[0, :8] = True  # four free
     recorder = Recorder(Masked(V))
-    tauflow.sample(recorder, Masked(V), "linear", (2, D), "fhs", 4, prompt=torch.zeros(2, D, dtype=torch.long), prompt_mask=mask)
+    draw(recorder, Masked(V), (2, D), "fhs", 4, prompt=(torch.zeros(2, D, dtype=torch.long), mask))
     assert [(x == V).sum(1).tolist() for x, _ in recorder.calls] == [[4, 12], [3, 9], [2, 6], [1, 3]]
 
 
 def test_carry_over(case):
     """From a masked source a revealed coordinate never moves again."""
-    name, source = case
-    if isinstance(source, Uniform):
+    name, process = case
+    if not process.absorbing:
         return
-    recorder = Recorder(source)
-    result = sample(recorder, source, "linear", (B, D), name, 12)
+    recorder = Recorder(process)
+    result = sample(recorder, process, name, 12)
     states = [x for x, _ in recorder.calls] + [result.tokens]
     if name == "theta_rk2":  # its second evaluation is at a trial state, from which it goes back
         states = [*states[0::2], result.tokens]
@@ -189,50 +198,38 @@ def test_carry_over(case):
 
 
 def test_info_says_what_happened(case):
-    name, source = case
+    name, process = case
     seen = []
-    result = sample(network(source), source, "linear", (64, D), name, 8, observer=lambda info, state: seen.append((info, state.x.clone())))
+
+    def observer(info, state):
+        seen.append((info, state.x.clone()))
+
+    result = draw(network(process), process, (64, D), name, 8, order=ORDER, observer=observer)
     infos = result.info.steps
     assert [info for info, _ in seen] == infos
     assert [info.n for info in infos] == list(range(len(infos)))
-    assert all(0 <= value <= 1 for info in infos for value in (info.moved, info.clamped, info.several, info.masks))
+    shares = ("moved", "clamped", "several", "masks")
+    assert all(0 <= getattr(info, share) <= 1 for info in infos for share in shares)
     assert sum(info.moved for info in infos) > 0
-    if isinstance(source, Masked):
+    if process.absorbing:
         assert [info.masks for info in infos] == [(x == V).double().mean().item() for _, x in seen]
         assert result.info.leftover_masks == infos[-1].masks
-    assert result.info.settings["nfe"] == 8
-
-
-def test_temperature_and_guidance():
-    logits, other = torch.tensor([1.0, 0.0, -1.0]), torch.tensor([0.0, 0.5, -1.0])
-
-    def share(**options):
-        result = tauflow.sample(lambda x, t: logits.expand(*x.shape, 3), Masked(3), "linear", (2000, 10), "tweedie", 2, **options)
-        return torch.bincount(result.tokens.flatten(), minlength=3) / 20_000, result
-
-    plain, result = share()
-    torch.testing.assert_close(plain, logits.softmax(0), atol=0.015, rtol=0)
-    cold, _ = share(temperature=0.5)
-    torch.testing.assert_close(cold, (2 * logits).softmax(0), atol=0.015, rtol=0)
-    guided, result = share(guidance=(lambda x, t: other.expand(*x.shape, 3), 2.0))
-    torch.testing.assert_close(guided, (2 * logits.log_softmax(0) - other.log_softmax(0)).softmax(0), atol=0.015, rtol=0)
-    assert (result.nfe, result.info.forwards) == (2, 4)
-    same, _ = share(guidance=(lambda x, t: other.expand(*x.shape, 3), 1.0))
-    torch.testing.assert_close(same, plain, atol=0.015, rtol=0)
+    assert result.info.settings == {"sampler": name, "process": str(process), "nfe": 8, "seed": 0}
 
 
 def test_progress_bar(capfd):
-    tauflow.sample(network(Masked(V)), Masked(V), "linear", (B, D), nfe=5, progress=True)
+    draw(network(Masked(V)), Masked(V), (B, D), nfe=5, progress=True)
     assert "4/4" in capfd.readouterr().err
 
 
 class Rows(nn.Module):
-    """A split network that counts the rows its head is applied to, and watches hidden states."""
+    """A split network that counts the rows its head is applied to."""
 
     def __init__(self, num_tokens):
         super().__init__()
-        self.output, self.rows, self.largest = nn.Linear(4, num_tokens), 0, 0
-        self.alive = weakref.WeakSet()
+        self.output = nn.Linear(4, num_tokens)
+        self.rows = 0
+        self.largest = 0
 
     def hidden(self, x, t):
         return torch.randn(*x.shape, 4, generator=torch.Generator().manual_seed(int(t[0] * 1e6)))
@@ -244,9 +241,10 @@ class Rows(nn.Module):
 
 
 def test_the_head_runs_on_few_rows_and_nothing_dense_is_kept():
-    """tr_cie at 64 evaluations: a masked coordinate is read about once to be drawn, with its history twice, plus thinning and the draw."""
+    """tr_cie at 64 evaluations: a masked coordinate is read about once to be drawn, with its history twice,
+    plus thinning and the draw."""
     model = Rows(V)
-    result = tauflow.sample(model, Masked(V), "linear", (8, 256), "tr_cie", 64)
+    result = draw(model, Masked(V), (8, 256), "tr_cie", 64)
     assert result.nfe == 64
     assert model.rows < 3.5 * 8 * 256 < 64 * 8 * 256 / 15
     assert model.largest < 8 * 256 / 8, "no pass over all rows"
@@ -262,55 +260,105 @@ def test_one_logits_tensor_between_steps_with_a_callable():
         alive.add(logits)
         return logits
 
-    tauflow.sample(model, Uniform(V), "linear", (B, D), "tr_cie", 12)
+    draw(model, Uniform(V), (B, D), "tr_cie", 12)
     assert max(peak) <= 1
 
 
 def test_float32_where_float64_is_missing(case, monkeypatch):
-    name, source = case
+    name, process = case
     assert precise(torch.device("mps")) == torch.float32
-    for module in ("leap", "tweedie", "bridge"):
-        monkeypatch.setattr(f"tauflow.samplers.{module}.precise", lambda device: torch.float32)
-    assert sample(network(source), source, "linear", (B, D), name, 5).tokens.max() < V
+    samplers = [f"samplers.{module}" for module in ("leap", "draws", "tweedie", "bridge")]
+    for module in (*samplers, "process.sources"):
+        monkeypatch.setattr(f"tauflow.{module}.precise", lambda device: torch.float32)
+    assert sample(network(process), process, name, 5).tokens.max() < V
+
+
+KNOWN = torch.ones(B, D, dtype=torch.bool)
+ZEROS = torch.zeros(B, D, dtype=torch.long)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sampler": "tr-cy"}, "unknown sampler 'tr-cy'; known samplers: euler, euler_tau_grid, tr, cie, tr_cie"),
-        ({"sampler": 3}, "a name or a Sampler"),
+        (
+            {"sampler": "tr-cy"},
+            r"unknown sampler 'tr-cy'; known samplers: auto, euler, .*did you mean tr_cie\?",
+        ),
+        ({"sampler": "nothing like it"}, "one of your own is path.to.file.py:Class"),
+        ({"sampler": 3}, "a spec such as .* or a Sampler, got 3"),
         ({"nfe": 0}, "nfe must be a whole number of at least 1"),
         ({"nfe": 2.5}, "nfe must be a whole number"),
-        ({"sampler": "theta_trapezoidal", "theta": 1.0}, r"theta must be in \(0, 1\) for theta_trapezoidal"),
-        ({"sampler": "theta_rk2", "theta": 0.0}, r"theta must be in \(0, 1\] for theta_rk2"),
-        ({"cutoff": 0.0}, r"cutoff .* must be in \(0, 1\)"),
-        ({"cutoff": 1.0}, r"cutoff .* must be in \(0, 1\)"),
-        ({"theta": 0.5}, "sampler tr_cie has no option 'theta'; it has: grid, cutoff, finish, jump, eps_0, ceiling"),
-        ({"grid": "sigma"}, "grid must be one of t, tau"),
-        ({"jump": "poisson"}, "jump must be one of exponential, one_event"),
-        ({"finish": "stop"}, "finish must be one of draw, reuse, none"),
-        ({"eps_0": -1.0}, "0 <= eps_0"),
-        ({"temperature": 0.0}, "temperature must be above 0"),
-        ({"shape": (3,)}, r"shape must be \(B, D\)"),
-        ({"prompt": torch.zeros(B, D, dtype=torch.long)}, "give prompt and prompt_mask together"),
-        ({"prompt": torch.zeros(B, 4, dtype=torch.long), "prompt_mask": torch.zeros(B, D, dtype=torch.bool)}, "prompt must have the shape"),
-        ({"prompt": torch.full((B, D), V), "prompt_mask": torch.ones(B, D, dtype=torch.bool)}, "the mask or tokens outside 0 .. 4"),
-        ({"prompt": torch.zeros(B, D), "prompt_mask": torch.ones(B, D, dtype=torch.bool)}, "prompt must hold integer tokens"),
-        ({"prompt": torch.zeros(B, D, dtype=torch.long), "prompt_mask": torch.ones(B, D)}, "prompt_mask must be boolean"),
-        ({"nfe": 1, "finish": "none", "sampler": "theta_rk2"}, "not enough for one step without a finishing draw"),
+        ({"nfe": "8"}, "nfe must be a whole number of at least 1, got '8'"),
+        ({"count": 0}, "count must be a whole number of at least 1, got 0"),
+        ({"count": 2.5}, "count must be a whole number of at least 1, got 2.5"),
+        ({"sampler": "theta_trapezoidal(theta=1)"}, r"theta must be in \(0, 1\) for theta_trapezoidal"),
+        ({"sampler": "theta_rk2(theta=0)"}, r"theta must be in \(0, 1\] for theta_rk2"),
+        ({"sampler": "tr_cie(cutoff=0)"}, r"cutoff .* must be in \(0, 1\)"),
+        ({"sampler": "tr_cie(cutoff=1)"}, r"cutoff .* must be in \(0, 1\)"),
+        (
+            {"sampler": "tr_cie(theta=0.5)"},
+            "tr_cie has no option 'theta'; it has: grid, cutoff, finish, jump",
+        ),
+        ({"sampler": "tr_cie(grids=tau)"}, r"sampler tr_cie has no option 'grids'; did you mean grid\?"),
+        ({"sampler": "tr_cie(grid=sigma)"}, "grid must be one of t, tau"),
+        ({"sampler": "tr_cie(jump=poisson)"}, "jump must be one of exponential, one_event"),
+        ({"sampler": "tr_cie(finish=stop)"}, "finish must be one of draw, reuse, none"),
+        ({"sampler": "tr_cie(eps_0=-1)"}, "0 <= eps_0"),
+        ({"sampler": "theta_rk2(finish=none)", "nfe": 1}, "not enough for one step without a finishing draw"),
+        ({"prompt": ZEROS}, "prompt must be a pair of tensors"),
+        ({"prompt": (ZEROS, KNOWN, KNOWN)}, "prompt must be a pair of tensors"),
+        (
+            {"prompt": (ZEROS[:, :4], KNOWN)},
+            r"tokens .* must have the shape \(3, 12\) .* or \(12,\), got \(3, 4\)",
+        ),
+        ({"prompt": (ZEROS, KNOWN[:2])}, r"known .* must have the shape \(3, 12\) .*, got \(2, 12\)"),
+        ({"prompt": (ZEROS + V, KNOWN)}, "tokens outside 0 .. 4; say false where a coordinate is not known"),
+        ({"prompt": (ZEROS - 1, KNOWN)}, "tokens outside 0 .. 4"),
+        ({"prompt": (ZEROS.float(), KNOWN)}, "prompt must hold integer tokens"),
+        ({"prompt": (ZEROS, KNOWN.float())}, "known part of a prompt must be boolean"),
+        ({"prompt": ([1], [True])}, "tokens of a prompt must be a tensor, got list"),
+        ({"seed": "x"}, "seed must be a whole number of at most 64 bits or a torch.Generator, got 'x'"),
+        ({"seed": 0.5}, "seed must be a whole number"),
+        ({"seed": None}, "seed must be a whole number"),
+        ({"seed": 2**70}, "seed must be a whole number"),
+        ({"condition": torch.zeros(B, 1).long()}, "this network takes no condition; drop the condition"),
     ],
 )
 def test_bad_requests_get_a_sentence(options, message):
-    call = {"shape": (B, D), "nfe": 4} | options
+    model = Model(network(Masked(V)), Mixture(Masked(V), "linear"), (D,))
     with pytest.raises(SamplingError, match=message):
-        tauflow.sample(network(Masked(V)), Masked(V), "linear", **call)
+        tauflow.sample(model, **({"sampler": "tr_cie", "nfe": 4, "count": B} | options))
+
+
+class Stops(Leaping):
+    """A sampler of one's own with a slip."""
+
+    @property
+    def finishing(self):
+        return "stop"
+
+
+def test_an_unknown_way_to_finish_is_refused():
+    model = Model(network(Masked(V)), Mixture(Masked(V), "linear"), (D,))
+    with pytest.raises(SamplingError, match=r"Stops\.finishing must be one of draw, reuse, none, got 'stop'"):
+        tauflow.sample(model, Stops(), nfe=4)
+
+
+def test_a_model_is_needed():
+    with pytest.raises(SamplingError, match=r"model must be a tauflow\.Model, got Small"):
+        tauflow.sample(network(Masked(V)), nfe=4)
 
 
 def test_sources_that_are_not_supported():
-    with pytest.raises(SamplingError, match="masked source only; the model was trained from a uniform source - try sampler='tr_cie'"):
-        tauflow.sample(network(Uniform(V)), Uniform(V), "linear", (B, D), "fhs")
-    with pytest.raises(SamplingError, match="uniform source only"):
-        tauflow.sample(network(Masked(V)), Masked(V), "linear", (B, D), "tweedie_d3pm")
+    for source in (Uniform(V), Marginal([0.1, 0.2, 0.3, 0.2, 0.2])):
+        kind = type(source).__name__.lower()
+        message = f"need a masked source, this model has a {kind} one; try bridge_systematic or tr_cie"
+        with pytest.raises(SamplingError, match=message):
+            draw(network(source), source, (B, D), "fhs")
+    for name in ("tweedie_d3pm", "bridge", "bridge_systematic"):
+        message = "needs a uniform or marginal source, this model has a masked one; try tr_cie"
+        with pytest.raises(SamplingError, match=message):
+            draw(network(Masked(V)), Masked(V), (B, D), name)
 
 
 @pytest.mark.parametrize("split", [True, False])
@@ -325,21 +373,23 @@ def test_bad_logits_are_named_with_step_and_time(split):
 
     model = Breaks() if split else lambda x, t: Breaks().head(Breaks().hidden(x, t))
     with pytest.raises(BadLogits, match=r"NaN.*step 5, t = 0\.5000"):
-        tauflow.sample(model, Masked(V), "linear", (B, D), "tweedie", 10)
+        draw(model, Masked(V), (B, D), "tweedie", 10)
     with pytest.raises(BadLogits, match="only -inf"):
-        tauflow.sample(lambda x, t: torch.full((*x.shape, V), -torch.inf), Masked(V), "linear", (B, D), nfe=2)
-    with pytest.raises(BadLogits, match="returned 9 logits a coordinate, the source has 5"):
-        tauflow.sample(lambda x, t: torch.zeros(*x.shape, 9), Masked(V), "linear", (B, D), nfe=2)
+        draw(lambda x, t: torch.full((*x.shape, V), -torch.inf), Masked(V), (B, D), nfe=2)
+    with pytest.raises(BadLogits, match="returned 9 logits for a coordinate, the process has 5"):
+        draw(lambda x, t: torch.zeros(*x.shape, 9), Masked(V), (B, D), nfe=2)
     with pytest.raises(BadLogits, match=r"must return logits of shape \(3, 12, 5\), got \(3, 5\)"):
-        tauflow.sample(lambda x, t: torch.zeros(3, 5), Masked(V), "linear", (B, D), nfe=2)
+        draw(lambda x, t: torch.zeros(3, 5), Masked(V), (B, D), nfe=2)
+    with pytest.raises(BadLogits, match=r"torch\.int64 for logits; return floating-point numbers"):
+        draw(lambda x, t: torch.zeros(*x.shape, V, dtype=torch.long), Masked(V), (B, D), nfe=2)
     with pytest.raises(TypeError, match="a denoiser is"):
-        tauflow.sample(3, Masked(V), "linear", (B, D))
+        draw(3, Masked(V), (B, D))
 
 
 def test_names_with_hyphens_and_instances():
     model = network(Masked(V))
     tokens = [
-        tauflow.sample(model, Masked(V), "linear", (B, D), sampler, 6).tokens
+        draw(model, Masked(V), (B, D), sampler, 6).tokens
         for sampler in ("tr_cie", "tr-cie", "TR-CIE", SAMPLERS["tr_cie"]())
     ]
     assert all(torch.equal(tokens[0], other) for other in tokens)
@@ -353,25 +403,24 @@ def test_adapter_for_models_that_return_probabilities():
         def __call__(self, *, x, t, **extras):
             return model(x, t).softmax(-1)
 
-    direct = tauflow.sample(model, Masked(V), "linear", (B, D), nfe=6).tokens
-    assert torch.equal(direct, tauflow.sample(tauflow.from_probabilities(Wrapper()), Masked(V), "linear", (B, D), nfe=6).tokens)
+    direct = draw(model, Masked(V), (B, D), nfe=6).tokens
+    assert torch.equal(direct, draw(tauflow.from_probabilities(Wrapper()), Masked(V), (B, D), nfe=6).tokens)
 
 
 def test_adapter_for_masked_language_models():
-    """A tiny BERT built on the spot: data tokens are its ids 5 .. 14, its special tokens are never drawn, its mask is 3."""
+    """A tiny BERT: data tokens are its ids 5 .. 14, its special tokens are never drawn, its mask is 3."""
     import transformers
 
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=15, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, max_position_embeddings=32
-    )
+    sizes = {"vocab_size": 15, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 32}
+    config = transformers.BertConfig(num_hidden_layers=1, num_attention_heads=2, **sizes)
     model = transformers.BertForMaskedLM(config).eval()
     ids = torch.arange(5, 15)
     denoiser = tauflow.from_masked_lm(model, ids, mask_token_id=3)
     x = torch.tensor([[10, 0, 9]])  # mask, first data token, last data token
     expected = model(input_ids=torch.tensor([[3, 5, 14]])).logits[..., 5:]
     torch.testing.assert_close(denoiser(x, torch.zeros(1)), expected)
-    result = tauflow.sample(denoiser, Masked(10), "linear", (B, D), "tr_cie", 6)
+    result = draw(denoiser, Masked(10), (B, D), "tr_cie", 6)
     assert result.tokens.max() < 10
 
 
@@ -380,14 +429,14 @@ def test_adapter_for_masked_language_models():
 
 @pytest.mark.parametrize("name", ["fhs", "ho_fhs", "fhs_pairs", "spaced", "spaced_sharp", "entropy_budget"])
 def test_prompts_of_unequal_length(name):
-    """A uniform posterior gives uniform tokens also in sequences that have fewer free coordinates than there are steps.
+    """A uniform posterior gives uniform tokens also in sequences with fewer free coordinates than steps.
 
-    12 000 free tokens in the short sequences: a share of 1/5 has a standard error of 0.0037; 0.02 is five of them.
+    12 000 free tokens in the short sequences: a share of 1/5 has a standard error of 0.0037; 0.02 is five.
     """
     known = torch.zeros(6000, D, dtype=torch.bool)
     known[1:, 2:] = True
-    prompt = {"prompt": torch.zeros(6000, D).long(), "prompt_mask": known}
-    tokens = tauflow.sample(lambda x, t: torch.zeros(*x.shape, V), Masked(V), "linear", (6000, D), name, D, **prompt).tokens
+    prompt = (torch.zeros(6000, D).long(), known)
+    tokens = draw(lambda x, t: torch.zeros(*x.shape, V), Masked(V), (6000, D), name, D, prompt=prompt).tokens
     shares = torch.bincount(tokens[1:, :2].flatten(), minlength=V) / tokens[1:, :2].numel()
     torch.testing.assert_close(shares, torch.full((V,), 1 / V), atol=0.02, rtol=0)
 
@@ -395,23 +444,25 @@ def test_prompts_of_unequal_length(name):
 @pytest.mark.parametrize("name", ["euler", "euler_tau_grid", "cie", "theta_rk2", "theta_trapezoidal"])
 def test_an_infinite_rate_at_the_start_is_refused(name):
     with pytest.raises(SamplingError, match="infinite rate at t = 0"):
-        tauflow.sample(network(Masked(V)), Masked(V), tauflow.Polynomial(0.5), (B, D), name, 6)
+        draw(network(Masked(V)), Mixture(Masked(V), tauflow.Polynomial(0.5)), (B, D), name, 6)
 
 
 @pytest.mark.parametrize("name", ["tr", "tr_cie", "tweedie", "fhs", "spaced", "entropy_budget"])
 def test_samplers_that_integrate_the_rate_take_any_schedule(name):
-    """kappa = t^0.5, uniform posterior: 4000 tokens, a share of 1/5 has a standard error of 0.0063; 0.035 is five of them."""
-    tokens = tauflow.sample(lambda x, t: torch.zeros(*x.shape, V), Masked(V), tauflow.Polynomial(0.5), (1000, 4), name, 6).tokens
+    """kappa = t^0.5, uniform posterior: 4000 tokens, a share of 1/5 has a standard error of 0.0063; 0.035 is
+    five of them."""
+    process = Mixture(Masked(V), tauflow.Polynomial(0.5))
+    tokens = draw(lambda x, t: torch.zeros(*x.shape, V), process, (1000, 4), name, 6).tokens
     shares = torch.bincount(tokens.flatten(), minlength=V) / tokens.numel()
     torch.testing.assert_close(shares, torch.full((V,), 1 / V), atol=0.035, rtol=0)
 
 
-FINISHING = [name for name in SAMPLERS if Masked in SAMPLERS[name]().sources and hasattr(SAMPLERS[name](), "finish")]
+FINISHING = [name for name, process in CASES if process.absorbing and hasattr(SAMPLERS[name](), "finish")]
 
 
 @pytest.mark.parametrize("name", FINISHING)
 def test_leftover_masks_are_drawn_from_rows_of_masks(name):
-    """The last token is only ever predicted for coordinates that are already revealed: nobody may draw from those rows."""
+    """The last token is only predicted for coordinates that are revealed: nobody may draw from those rows."""
 
     def junk(x, t):
         logits = torch.zeros(*x.shape, V)
@@ -419,58 +470,23 @@ def test_leftover_masks_are_drawn_from_rows_of_masks(name):
         logits[x != V] = torch.tensor([-50.0] * (V - 1) + [0.0])
         return logits
 
-    tokens = tauflow.sample(junk, Masked(V), "linear", (200, D), name, 6, finish="reuse").tokens
+    tokens = draw(junk, Masked(V), (200, D), name, 6, finish="reuse").tokens
     assert (tokens != V - 1).all()
 
 
-def test_guidance_with_impossible_tokens():
-    """-inf on either side: weight 1 is the conditional law, weight 0 the other, more keeps what the condition allows."""
-    conditional, unconditional = torch.zeros(3), torch.zeros(3)
-    conditional[0], unconditional[1] = -torch.inf, -torch.inf
-
-    def law(weight):
-        def model(logits):
-            return lambda x, t: logits.expand(*x.shape, 3)
-
-        guidance = (model(unconditional), weight)
-        tokens = tauflow.sample(model(conditional), Masked(3), "linear", (500, 4), "tweedie", 2, guidance=guidance).tokens
-        return set(tokens.unique().tolist())
-
-    assert law(1.0) == {1, 2}
-    assert law(0.0) == {0, 2}
-    assert law(2.0) == {1, 2}
-    assert law(0.5) == {2}
-
-
 def test_a_denoiser_of_another_vocabulary_is_refused():
-    with pytest.raises(SamplingError, match="made for 5 data tokens, the source has 10"):
-        tauflow.sample(SplitDenoiser(network(Masked(V)), V), Masked(10), "linear", (B, D), nfe=2)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        ({"source": "masked"}, "source must be tauflow.Masked"),
-        ({"shape": 4}, "two whole numbers"),
-        ({"shape": (4, 2.5)}, "two whole numbers"),
-        ({"nfe": "8"}, "whole number of at least 1"),
-        ({"guidance": 3}, "guidance must be a pair"),
-        ({"prompt": [1], "prompt_mask": [True]}, "prompt must be a tensor"),
-        ({"denoiser": lambda x, t: torch.zeros(*x.shape, V, dtype=torch.long)}, "floating-point"),
-    ],
-)
-def test_mistakes_get_sentences(call, message):
-    request = {"denoiser": network(Masked(V)), "source": Masked(V), "schedule": "linear", "shape": (B, D), "nfe": 4} | call
-    with pytest.raises(SamplingError, match=message):
-        tauflow.sample(**request)
+    with pytest.raises(
+        SamplingError, match="made for 5 data tokens, the process has 10; give the process of its training"
+    ):
+        draw(SplitDenoiser(network(Masked(V)), V), Masked(10), (B, D), nfe=2)
 
 
 def test_numpy_integers_are_budgets():
-    assert tauflow.sample(network(Masked(V)), Masked(V), "linear", (B, D), nfe=np.int64(3)).nfe <= 3
+    assert draw(network(Masked(V)), Masked(V), (B, D), nfe=np.int64(3)).nfe <= 3
 
 
 def test_bad_logits_name_their_own_time():
-    """fhs has no grid, and a second stage is not at the start of its step: the time is that of the evaluation."""
+    """fhs has no grid, a second stage is not at the start of its step: the time is that of the evaluation."""
     for name in ("fhs", "theta_rk2"):
         times = []
 
@@ -479,7 +495,7 @@ def test_bad_logits_name_their_own_time():
             return torch.full((*x.shape, V), torch.nan if len(times) == 4 else 0.0)
 
         with pytest.raises(SamplingError) as error:
-            tauflow.sample(model, Masked(V), "linear", (B, D), name, 8)
+            draw(model, Masked(V), (B, D), name, 8)
         assert f"t = {times[3]:.4f}" in str(error.value)
 
 
@@ -490,25 +506,19 @@ def test_samplers_with_wrong_names_of_options_are_refused():
 
 
 def test_the_ceiling_bounds_every_channel():
-    """One token has nearly all probability; with a ceiling M its cumulative intensity is M dtau, so few coordinates move.
+    """One token has nearly all probability; with a ceiling M its cumulative intensity is M dtau, so few
+    coordinates move.
 
-    One step of tr from t = 0 to 1/2 with kappa = t: dtau = ln 2, and without a ceiling half of the coordinates move, with M = 0.1 a share
-    of 1 - exp(-0.1 ln 2) = 0.067. 8000 coordinates: standard error 0.0028; 0.015 is five.
+    One step of tr from t = 0 to 1/2 with kappa = t: dtau = ln 2, and without a ceiling half of the
+    coordinates move, with M = 0.1 a share of 1 - exp(-0.1 ln 2) = 0.067. 8000 coordinates: standard error
+    0.0028; 0.015 is five.
     """
     logits = torch.tensor([30.0] + [0.0] * (V - 1))
     moved = {}
     for ceiling in (math.inf, 0.1):
         infos = []
-        tauflow.sample(
-            lambda x, t: logits.expand(*x.shape, V),
-            Masked(V),
-            "linear",
-            (1000, 8),
-            "tr",
-            2,
-            ceiling=ceiling,
-            observer=lambda info, state, infos=infos: infos.append(info),
-        )
+        options = {"ceiling": ceiling, "observer": lambda info, state, infos=infos: infos.append(info)}
+        draw(lambda x, t: logits.expand(*x.shape, V), Masked(V), (1000, 8), "tr", 2, **options)
         moved[ceiling] = infos[0].moved
     assert moved[math.inf] == pytest.approx(0.5, abs=0.03)
     assert moved[0.1] == pytest.approx(-math.expm1(-0.1 * math.log(2)), abs=0.015)

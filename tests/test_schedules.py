@@ -4,9 +4,12 @@ import mpmath
 import pytest
 import torch
 
-from tauflow.schedules import SCHEDULES, Cosine, Polynomial, schedule_from
+from tauflow.process import SCHEDULES, Cosine, Polynomial, schedule_from
 
-ALL = {name: schedule_from(name) for name in SCHEDULES if name != "polynomial"} | {"t^0.5": Polynomial(0.5), "t^1.5": Polynomial(1.5)}
+ALL = {name: schedule_from(name) for name in SCHEDULES if name != "polynomial"} | {
+    "t^0.5": Polynomial(0.5),
+    "t^1.5": Polynomial(1.5),
+}
 EXACT_SURVIVAL = {
     "linear": lambda t: 1 - t,
     "quadratic": lambda t: 1 - t**2,
@@ -35,7 +38,8 @@ def test_ends_and_growth(name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_against_high_precision_at_both_ends(name, dtype):
-    """Relative error of a few ulp at times whose distance to 0 or 1 goes down to the last bit: any cancellation would show as 1e-3."""
+    """Relative error of a few ulp at times whose distance to 0 or 1 goes down to the last bit: any
+    cancellation would show as 1e-3."""
     eps = torch.finfo(dtype).eps
     near = torch.logspace(math.log10(4 * eps), math.log10(0.4), 40, dtype=torch.float64).to(dtype)
     schedule = ALL[name]
@@ -46,14 +50,18 @@ def test_against_high_precision_at_both_ends(name, dtype):
             (schedule.kappa(t), 1 - survival),
             (schedule.survival(t), survival),
             (schedule.tau(t), -mpmath.log(survival)),
-            (schedule.rate_factor(t), -mpmath.diff(EXACT_SURVIVAL[name], exact_t, h=mpmath.mpf("1e-25")) / survival),
+            (
+                schedule.rate_factor(t),
+                -mpmath.diff(EXACT_SURVIVAL[name], exact_t, h=mpmath.mpf("1e-25")) / survival,
+            ),
         ]:
             assert value.item() == pytest.approx(float(exact), rel=16 * eps)
             assert value.dtype == dtype
 
 
 def test_tau_round_trip_up_to_30(name):
-    """t is stored with a relative error of eps / 2, which moves tau by up to eps / 2 * rate_factor: nothing worse may be added."""
+    """t is stored with a relative error of eps / 2, which moves tau by up to eps / 2 * rate_factor: nothing
+    worse may be added."""
     schedule, tau = ALL[name], torch.linspace(0.01, 30, 3000, dtype=torch.float64)
     t = schedule.t_from_tau(tau)
     error = (schedule.tau(t) - tau).abs()
@@ -74,14 +82,26 @@ def test_kappa_dot_is_the_derivative(name):
 
 def test_numbers_and_tensors_agree(name):
     schedule = ALL[name]
-    for function in (schedule.kappa, schedule.kappa_dot, schedule.tau, schedule.t_from_tau, schedule.rate_factor, schedule.t_from_kappa):
+    for function in (
+        schedule.kappa,
+        schedule.kappa_dot,
+        schedule.tau,
+        schedule.t_from_tau,
+        schedule.rate_factor,
+        schedule.t_from_kappa,
+    ):
         number = function(0.3)
         assert isinstance(number, float)
         assert number == function(torch.tensor([[0.3]], dtype=torch.float64)).item()
 
 
 def test_by_name_by_class_and_by_exponent():
-    assert schedule_from("quadratic") == Polynomial(2.0) == schedule_from(Polynomial(2)) == schedule_from("polynomial", exponent=2)
+    assert (
+        schedule_from("quadratic")
+        == Polynomial(2.0)
+        == schedule_from(Polynomial(2))
+        == schedule_from("polynomial", exponent=2)
+    )
     assert schedule_from("cosine") == Cosine() == schedule_from(Cosine)
     assert schedule_from(Polynomial, exponent=3) == schedule_from("cubic")
 

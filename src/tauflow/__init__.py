@@ -16,15 +16,35 @@ B sequences, D coordinates, V data tokens, S states (V + 1 with a mask, V withou
 
 import importlib
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
-from tauflow.denoisers import Denoiser, from_masked_lm, from_probabilities
+from tauflow.denoise import Denoiser, Model, from_masked_lm, from_probabilities
 from tauflow.errors import TauflowError
-from tauflow.orders import learn_order
-from tauflow.paths import MixturePath
-from tauflow.samplers import SAMPLERS, Result, Sampler
-from tauflow.sampling import sample
-from tauflow.schedules import SCHEDULES, Cosine, CosineSquared, Polynomial, Schedule, schedule_from
-from tauflow.sources import SOURCES, Masked, Source, Uniform
+from tauflow.process import (
+    SCHEDULES,
+    SOURCES,
+    Cosine,
+    CosineSquared,
+    Marginal,
+    Masked,
+    Mixture,
+    Polynomial,
+    Process,
+    Schedule,
+    Source,
+    Uniform,
+    schedule_from,
+)
+from tauflow.samplers import SAMPLERS, Prompt, Result, Sampler, fixed, option, sample, sampler_from
+from tauflow.theory.orders import learn_order
+
+if TYPE_CHECKING:
+    from tauflow.evaluation.callback import SamplerEvaluation
+    from tauflow.evaluation.evaluate import evaluate
+    from tauflow.evaluation.store import Results
+    from tauflow.networks import Network, NetworkConfig
+    from tauflow.tasks import Countdown, Task
+    from tauflow.train import DFMModule, Trained, export, load
 
 try:
     __version__ = version("tauflow")
@@ -32,14 +52,17 @@ except PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+unknown"
 
 _LAZY = {  # these bring lightning along, so they are imported when they are first asked for
-    "evaluate": "tauflow.evaluation",
-    "export": "tauflow.checkpoints",
-    "load": "tauflow.runs",
-    "Run": "tauflow.runs",
     "Countdown": "tauflow.tasks",
-    "DFMModule": "tauflow.module",
-    "SamplerEvaluation": "tauflow.monitoring",
-    "Table": "tauflow.tables",
+    "DFMModule": "tauflow.train",
+    "Network": "tauflow.networks",
+    "NetworkConfig": "tauflow.networks",
+    "Results": "tauflow.evaluation.store",
+    "SamplerEvaluation": "tauflow.evaluation.callback",
+    "Task": "tauflow.tasks",
+    "Trained": "tauflow.train",
+    "evaluate": "tauflow.evaluation.evaluate",
+    "export": "tauflow.train",
+    "load": "tauflow.train",
 }
 
 __all__ = [
@@ -48,26 +71,43 @@ __all__ = [
     "SOURCES",
     "Cosine",
     "CosineSquared",
+    "Countdown",
+    "DFMModule",
     "Denoiser",
+    "Marginal",
     "Masked",
-    "MixturePath",
+    "Mixture",
+    "Model",
+    "Network",
+    "NetworkConfig",
     "Polynomial",
+    "Process",
+    "Prompt",
     "Result",
+    "Results",
     "Sampler",
+    "SamplerEvaluation",
     "Schedule",
     "Source",
+    "Task",
     "TauflowError",
+    "Trained",
     "Uniform",
+    "evaluate",
+    "export",
+    "fixed",
     "from_masked_lm",
     "from_probabilities",
     "learn_order",
+    "load",
+    "option",
     "sample",
+    "sampler_from",
     "schedule_from",
-    *_LAZY,
 ]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'tauflow' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

@@ -1,4 +1,9 @@
-"""Errors that a user can mend; the command line prints their text, without a traceback."""
+"""Errors that a user can fix; the command line prints their text, without a traceback."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class TauflowError(Exception):
@@ -24,6 +29,6 @@ class SamplingError(TauflowError, ValueError):
 class BadLogits(SamplingError):
     """The denoiser returned something that is not a posterior; `t` (B,) is when, if known."""
 
-    def __init__(self, message: str, t=None):
+    def __init__(self, message: str, t: "Tensor | None" = None):
         super().__init__(message)
         self.t = t

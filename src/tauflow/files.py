@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written atomically."""
 
 import hashlib
 import os
@@ -16,8 +16,8 @@ HOST = re.sub(r"\W", "-", socket.gethostname())
 
 
 @contextmanager
-def whole(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to write to that takes the place of `path` only when it is complete: a killed process leaves the old file or the new one."""
+def atomic(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a file that replaces `path` only when it is complete: a killed process leaves the old one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     for old in path.parent.glob(f".{path.name}.{HOST}.*.unfinished"):
@@ -46,21 +46,21 @@ def _alive(process: int) -> bool:
 
 
 def digest(path: str | Path) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write(path: str | Path, text: str) -> None:
-    with whole(path) as file:
+    with atomic(path) as file:
         file.write(text.encode())
 
 
 def refuse_unwritable(folder: Path, advice: str) -> None:
-    """Makes the folder and tries to write there, before any work is done."""
+    """Make the folder and try to write there, before any work is done."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".writable."):
             pass
     except OSError as error:
-        raise TauflowError(f"cannot write to {folder} ({os.strerror(error.errno)}); {advice}") from None
+        raise TauflowError(f"cannot write to {folder} ({error.strerror or error}); {advice}") from None

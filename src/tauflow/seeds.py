@@ -1,4 +1,4 @@
-"""Random numbers that are a pure function of a key, whatever was drawn before, elsewhere or on another rank."""
+"""Random numbers that are a pure function of a key, whatever was drawn before or on another rank."""
 
 import hashlib
 
@@ -6,11 +6,11 @@ import torch
 
 
 def seed_of(*key: int | str) -> int:
-    """A 63-bit seed from a tuple such as ("train", seed, step), equal on every machine and in every process."""
+    """Return a 63-bit seed from a key such as ("train", seed, step), the same on every machine."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def generator_for(*key: int | str) -> torch.Generator:
-    """A fresh CPU generator for the key. Noise is drawn on the CPU and moved, so that every device sees the same."""
+    """Return a CPU generator for a key; noise is drawn there and moved: every device sees the same."""
     return torch.Generator().manual_seed(seed_of(*key))

@@ -1,39 +1,24 @@
-"""The samplers: SAMPLERS maps the published names to constructors of frozen dataclasses.
+"""How jumps are made: Sampler, the one loop, specs, and the samplers by their published names."""
 
-To add one, write a Sampler (see base.py) or an entry with other options of an existing one, and name it here.
-"""
+from tauflow.samplers.api import Prompt, sample
+from tauflow.samplers.base import Info, Problem, Result, Sampler, State, StepInfo, Visit, fixed, option
+from tauflow.samplers.registry import SAMPLERS, SETS
+from tauflow.samplers.spec import sampler_from, split_specs
 
-from functools import partial
-
-from tauflow.samplers.base import Info, Problem, Result, Sampler, State, StepInfo
-from tauflow.samplers.bridge import Bridge
-from tauflow.samplers.leaping import Leaping
-from tauflow.samplers.reveal import Reveal
-from tauflow.samplers.theta import Theta
-from tauflow.samplers.tweedie import Tweedie, TweedieD3PM
-
-SAMPLERS = {
-    "euler": partial(Leaping, rule="euler"),
-    "euler_tau_grid": partial(Leaping, rule="euler", grid="tau"),
-    "tr": partial(Leaping, rule="tr"),
-    "cie": partial(Leaping, rule="cie"),
-    "tr_cie": partial(Leaping, rule="tr_cie"),
-    "tr_cie_exact": partial(Leaping, rule="tr_cie_exact"),
-    "tr_cie_paper": partial(Leaping, rule="tr_cie", grid="tau", jump="one_event", finish="reuse", eps_0=1e-12, ceiling=1e6),
-    "tweedie": Tweedie,
-    "tweedie_d3pm": TweedieD3PM,
-    "theta_rk2": partial(Theta, trapezoidal=False),
-    "theta_trapezoidal": partial(Theta, trapezoidal=True),
-    "fhs": Reveal,
-    "ho_fhs": partial(Reveal, extrapolation="hitting"),
-    "fhs_pairs": partial(Reveal, weight=1.0),
-    "spaced": partial(Reveal, order="spaced", counts="power"),
-    "spaced_even": partial(Reveal, order="even", counts="power"),
-    "spaced_sharp": partial(Reveal, order="spaced", counts="power", power=3.0, weight=0.15),
-    "learned_order": partial(Reveal, order="learned", counts="power"),
-    "entropy_budget": partial(Reveal, counts="entropy"),
-    "bridge": Bridge,
-    "bridge_systematic": partial(Bridge, coins="systematic"),
-}
-
-__all__ = ["SAMPLERS", "Info", "Problem", "Result", "Sampler", "State", "StepInfo"]
+__all__ = [
+    "SAMPLERS",
+    "SETS",
+    "Info",
+    "Problem",
+    "Prompt",
+    "Result",
+    "Sampler",
+    "State",
+    "StepInfo",
+    "Visit",
+    "fixed",
+    "option",
+    "sample",
+    "sampler_from",
+    "split_specs",
+]

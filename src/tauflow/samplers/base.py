@@ -1,29 +1,37 @@
-"""Sampler (init, step), what it works on and what it reports, and `run`: the only loop.
+"""Sampler (plan, init, step), what it works on and what it reports.
 
-Shapes: B sequences, D coordinates, V data tokens. State holds what the next step needs, StepInfo what a reader of logs wants.
+Shapes: B sequences, D coordinates, V data tokens. A Plan is what follows from the budget alone, a State holds
+what the next step needs, StepInfo what a reader of logs wants.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from functools import cache
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
-from tauflow.denoisers import CountingDenoiser, Denoiser, Evaluation
-from tauflow.errors import BadLogits, SamplingError
-from tauflow.samplers.grids import Grid
-from tauflow.samplers.leap import Clamp, CoinName, JumpName, Jumps, Term, draw, leap, leap_dense
-from tauflow.schedules import Schedule
-from tauflow.sources import Masked, Source, Uniform
+from tauflow.denoise import Denoiser, Evaluation, Model
+from tauflow.errors import SamplingError
+from tauflow.process import Process
 
 FinishName = Literal["draw", "reuse", "none"]
 
 
-def refuse_unknown(name: str, value: str, choices) -> None:
-    if value not in get_args(choices):
-        raise SamplingError(f"{name} must be one of {', '.join(get_args(choices))}, got {value!r}")
+class Plan(Protocol):
+    """What a sampler does with a budget, before anything is drawn."""
+
+    @property
+    def steps(self) -> int:
+        """Return the number of steps that `run` makes."""
+        ...
+
+    @property
+    def end(self) -> float:
+        """Return the time of the finishing evaluation."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -31,44 +39,48 @@ class Problem:
     """What is sampled; the same for every step."""
 
     denoiser: Denoiser
-    source: Source
-    schedule: Schedule
-    frozen: Tensor | None  # (B, D) bool, true on the prompt
-    dense: bool
-    geometry: tuple[int, ...] | None = None  # sizes of a grid of D cells; None is a sequence
-    ranks: Tensor | None = None  # (D,) a learned order of the coordinates
+    process: Process
+    shape: tuple[int, ...]  # of one sample
+    order: Tensor | None = None  # (D,) a learned order of the coordinates
+    frozen: Tensor | None = None  # (B, D) bool, true on the prompt
+    condition: Tensor | None = None  # (B, C)
+
+    @classmethod
+    def of(cls, model: Model, frozen: Tensor | None = None, condition: Tensor | None = None) -> "Problem":
+        return cls(model.denoiser, model.process, model.shape, model.order, frozen, condition)
 
     def movable(self, x: Tensor) -> Tensor:
-        """(B, D) bool: the source lets it move and it is no prompt."""
-        movable = self.source.movable(x)
+        """Return which coordinates (B, D) may move: the process lets them, and they are no prompt."""
+        movable = self.process.movable(x)
         return movable if self.frozen is None else movable & ~self.frozen
 
     def evaluate(self, x: Tensor, t: float | Tensor) -> Evaluation:
-        """One NFE, at one time or one time a sequence."""
-        t = torch.as_tensor(t, dtype=torch.float64).float().to(x.device).expand(len(x))  # in this order: a device may lack float64
-        return self.denoiser.evaluate(x, t)
+        """Evaluate the denoiser once, at one time or one time for each sequence: one NFE."""
+        # rounded before it is moved: a device may lack float64
+        t = torch.as_tensor(t, dtype=torch.float64).float().to(x.device)
+        return self.denoiser.evaluate(x, t.expand(len(x)), self.condition)
 
-    def term(self, coefficient: float, evaluation: Evaluation, state: Tensor) -> Term:
-        return Term(coefficient, evaluation, state, self.source)
+    def visit(self, x: Tensor, t: float | Tensor) -> "Visit":
+        """Evaluate the denoiser once and remember where."""
+        when = float(t.mean()) if isinstance(t, Tensor) and t.ndim else float(t)
+        return Visit(self.evaluate(x, t), x, when)
 
-    def leap(
-        self, terms: list[Term], x: Tensor, jump: JumpName, clamp: Clamp, generator: torch.Generator, coins: CoinName = "independent"
-    ) -> Jumps:
-        if self.dense and coins != "independent":
-            raise SamplingError(f"the dense algorithm has independent Poisson counts, not {coins} coins; leave dense or coins out")
-        if self.dense:
-            return leap_dense(terms, x, self.movable(x), self.source.num_tokens, jump, clamp, generator)
-        return leap(terms, x, self.movable(x), self.source.num_tokens, jump, clamp, generator, coins)
+
+@dataclass(frozen=True)
+class Visit:
+    """An evaluation, and the states (B, D) and the time (the mean over sequences) it was made at."""
+
+    evaluation: Evaluation
+    x: Tensor
+    t: float
 
 
 @dataclass(frozen=True)
 class State:
-    """x_n, and the last Evaluation with the state it was made at: the cache of the methods that look back."""
+    """x_n, and the last evaluation: the history of the methods that look back."""
 
     x: Tensor  # (B, D)
-    evaluation: Evaluation | None = None
-    evaluated_at: Tensor | None = None  # (B, D)
-    memory: Any = None  # what only this sampler understands
+    visit: Visit | None = None
 
 
 @dataclass(frozen=True)
@@ -82,32 +94,50 @@ class StepInfo:
     masks: float = 0.0  # share of coordinates still masked after the step
 
 
+P = TypeVar("P", bound=Plan)
+S = TypeVar("S", bound=State)
+
+
 @dataclass(frozen=True)
-class Sampler(ABC):
-    """Abstract; finals are frozen dataclasses whose fields are the options."""
+class Sampler(ABC, Generic[P, S]):
+    """Abstract; finals are frozen dataclasses whose fields are their options.
 
-    sources: ClassVar[tuple[type[Source], ...]] = (Masked, Uniform)
-    leaps: ClassVar[bool] = False  # whether intensities become jumps, for which there is a dense algorithm
+    A field is an `option`, or `fixed` where it belongs to the name. A sampler is written as its name with
+    options, "tr_cie(grid=tau)": `str(sampler)` writes it so, and `tauflow.samplers.sampler_from` reads it.
+    """
+
+    def __post_init__(self) -> None:
+        for name, choices in choices_of(type(self)).items():
+            value = getattr(self, name)
+            require(value in choices, f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")
+
+    def refuses(self, model: Model) -> str:
+        """Return why this sampler cannot sample the model, or nothing if it can."""
+        return ""
 
     @abstractmethod
-    def plan(self, nfe: int, schedule: Schedule, free: int) -> tuple[Grid, int]:
-        """The grid for a budget of evaluations, and how many steps `run` makes on it; `free` is the largest number of free coordinates."""
-
-    def init(self, problem: Problem, x_0: Tensor, grid: Grid) -> State:
-        return State(x_0)
+    def plan(self, process: Process, free: int, nfe: int) -> P:
+        """Plan the steps for a budget of evaluations; `free` is the largest number of free coordinates."""
 
     @abstractmethod
-    def step(self, problem: Problem, state: State, grid: Grid, n: int, generator: torch.Generator) -> tuple[State, StepInfo]: ...
+    def init(self, problem: Problem, x_0: Tensor, plan: P, generator: torch.Generator) -> S:
+        """Return the state before the first step; what is random about all steps is drawn here."""
+
+    @abstractmethod
+    def step(
+        self, problem: Problem, state: S, plan: P, n: int, generator: torch.Generator
+    ) -> tuple[S, StepInfo]:
+        """Make step n = 0, 1, ... and say what happened."""
 
     @property
     def finishing(self) -> FinishName:
-        """What `run` does with coordinates after the last step."""
+        """Return what `run` does with coordinates after the last step."""
         return "none"
 
-    @property
-    def needs_ranks(self) -> bool:
-        """Whether it needs a learned order of the coordinates."""
-        return False
+    def __str__(self) -> str:
+        from tauflow.samplers.spec import written
+
+        return written(self)
 
 
 @dataclass(frozen=True)
@@ -128,85 +158,22 @@ class Result:
 Observer = Callable[[StepInfo, State], None]
 
 
-@dataclass(frozen=True)
-class Request:
-    """Everything `run` needs besides the sampler; made and checked by `tauflow.sample`."""
-
-    denoiser: Denoiser
-    source: Source
-    schedule: Schedule
-    x_0: Tensor
-    frozen: Tensor | None
-    nfe: int
-    temperature: float
-    generator: torch.Generator
-    geometry: tuple[int, ...] | None = None
-    ranks: Tensor | None = None
-    dense: bool = False
-    progress: bool = False
-    observer: Observer | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
+def option(default: Any, help: str) -> Any:
+    """Declare an option of a sampler; its help stands in `sample.py --help` and in the docs."""
+    return field(default=default, metadata={"help": help})
 
 
-@torch.no_grad()
-def run(sampler: Sampler, request: Request) -> Result:
-    """The only loop: steps on the sampler's grid, evaluations counted at the denoiser, then the finishing policy."""
-    if not isinstance(request.source, sampler.sources):
-        names = " or ".join(source.__name__.lower() for source in sampler.sources)
-        raise SamplingError(
-            f"this sampler supports a {names} source only; the model was trained from a {type(request.source).__name__.lower()} source - "
-            "try sampler='tr_cie'"
-        )
-    counter = CountingDenoiser(request.denoiser, request.temperature)
-    problem = Problem(counter, request.source, request.schedule, request.frozen, request.dense, request.geometry, request.ranks)
-    free = int(problem.movable(request.x_0).sum(1).max()) if request.x_0.numel() else 0
-    grid, steps = sampler.plan(request.nfe, request.schedule, free) if free else (None, 0)
-    state, infos = sampler.init(problem, request.x_0, grid), []
-    t = 0.0
-    try:
-        for n in _bar(range(steps), request.progress):
-            if n and not problem.movable(state.x).any():
-                break  # every token is revealed: more evaluations would change nothing
-            t = grid.t[n].item()
-            state, info = sampler.step(problem, state, grid, n, request.generator)
-            masks = _masks(state.x, request.source)
-            info = StepInfo(**(vars(info) | {"masks": masks}))
-            infos.append(info)
-            if request.observer:
-                request.observer(info, state)
-        leftover = _masks(state.x, request.source)
-        if free:
-            t = grid.t[-1].item()
-            state = _finish(sampler.finishing, problem, state, t, request.generator)
-    except BadLogits as error:
-        t = float(error.t.mean()) if error.t is not None else t
-        raise BadLogits(f"{error} (step {len(infos)}, t = {t:.4f}); check the model and its precision at that time") from None
-    return Result(state.x, counter.evaluations, Info(infos, leftover, counter.evaluations * request.denoiser.forwards, request.settings))
+def fixed(default: Any) -> Any:
+    """Declare a field that belongs to the name of a sampler, and is no option."""
+    return field(default=default, metadata={"fixed": True})
 
 
-def _finish(policy: FinishName, problem: Problem, state: State, t: float, generator: torch.Generator) -> State:
-    """`draw`: one more evaluation, x_1 ~ p(. | x) where a coordinate may move. `reuse`: leftover masks from the last evaluation made."""
-    if policy == "none":
-        return state
-    movable = problem.movable(state.x)
-    if policy == "reuse":
-        movable = movable & problem.source.movable(state.x) if isinstance(problem.source, Masked) else torch.zeros_like(movable)
-    places = movable.flatten().nonzero().squeeze(1)
-    if not len(places):
-        return state
-    evaluation = problem.evaluate(state.x, t) if policy == "draw" else state.evaluation
-    x = state.x.clone().flatten()
-    x[places] = draw(evaluation, places, problem.source.num_tokens, generator)
-    return State(x.view_as(state.x), evaluation, state.x)
+@cache
+def choices_of(cls: type) -> dict[str, tuple[Any, ...]]:
+    """Return the fields of a dataclass that have a fixed choice of values."""
+    return {name: get_args(hint) for name, hint in get_type_hints(cls).items() if get_origin(hint) is Literal}
 
 
-def _masks(x: Tensor, source: Source) -> float:
-    return (x == source.mask_id).sum().item() / max(1, x.numel()) if isinstance(source, Masked) else 0.0
-
-
-def _bar(steps: range, progress: bool):
-    if not progress:
-        return steps
-    from tqdm.auto import tqdm
-
-    return tqdm(steps, desc="sampling", unit="step")
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise SamplingError(message)

@@ -1,8 +1,9 @@
 """Where the steps go.
 
-A grid is the times t_0 = 0 < t_1 < ... < t_S of S transitions, in float64, with their tau. With a finishing draw the last evaluation
-stands at t_S and draws x_1, so the uniform t grid is t_n = n / (S + 1) and needs no cutoff; the tau grid ends where 1 - kappa = cutoff.
-Without one all end there. The early grid is kappa_n = u^2 (2 - u^2) with u as t in the t grid: dense where kappa is small, whatever the
+A grid is the times t_0 = 0 < t_1 < ... < t_S of S transitions, in float64, with their clock (tau for a
+mixture). With a finishing draw the last evaluation stands at t_S and draws x_1, so the uniform t grid is t_n
+= n / (S + 1) and needs no cutoff; the tau grid ends where 1 - kappa = cutoff. Without one all end there. The
+early grid is kappa_n = u^2 (2 - u^2) with u as t in the t grid: dense where kappa is small, whatever the
 schedule, and like the tau grid where it is near 1; 1 - kappa = (1 - u^2)^2.
 """
 
@@ -12,19 +13,25 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tauflow.schedules import Schedule
+from tauflow.process import Process
 
 GridName = Literal["t", "tau", "early"]
 
 
 @dataclass(frozen=True)
 class Grid:
+    """A plan of S steps."""
+
     t: Tensor  # (S + 1,) float64
     tau: Tensor  # (S + 1,) float64
 
     @property
     def steps(self) -> int:
         return len(self.t) - 1
+
+    @property
+    def end(self) -> float:
+        return self.t[-1].item()
 
     def dt(self, n: int) -> float:
         return (self.t[n + 1] - self.t[n]).item()
@@ -33,16 +40,16 @@ class Grid:
         return (self.tau[n + 1] - self.tau[n]).item()
 
 
-def make_grid(name: GridName, steps: int, schedule: Schedule, cutoff: float, draws: bool) -> Grid:
-    """S = `steps` transitions; `draws` says whether a finishing draw follows them."""
+def make_grid(name: GridName, steps: int, process: Process, cutoff: float, draws: bool) -> Grid:
+    """Return S = `steps` transitions; `draws` says whether a finishing draw follows them."""
     number = torch.arange(steps + 1, dtype=torch.float64)
     last = -torch.log(torch.tensor(cutoff, dtype=torch.float64))  # tau where 1 - kappa = cutoff
     if name == "tau":
         tau = last * number / max(1, steps)
-        return Grid(schedule.t_from_tau(tau), tau)
+        return Grid(process.t_from_clock(tau), tau)
     if name == "early":
         u = number / (steps + 1) if draws else (1 - cutoff**0.5) ** 0.5 * number / max(1, steps)
         tau = -2 * torch.log1p(-u.square())
-        return Grid(schedule.t_from_tau(tau), tau)
-    t = number / (steps + 1) if draws else schedule.t_from_tau(last) * number / max(1, steps)
-    return Grid(t, schedule.tau(t))
+        return Grid(process.t_from_clock(tau), tau)
+    t = number / (steps + 1) if draws else process.t_from_clock(last) * number / max(1, steps)
+    return Grid(t, process.clock(t))

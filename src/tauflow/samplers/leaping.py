@@ -1,6 +1,7 @@
-"""The leaping samplers of the paper: grid x coefficients x jump rule (Eqs. euler_approx, lite_ab2, exact_ab2, clamping).
+"""The leaping samplers of the paper: grid x coefficients x jump rule.
 
-With h = t_{n+1} - t_n, dtau = tau_{n+1} - tau_n, lam = d tau / dt and r the ratio of this step to the one before:
+Eqs. euler_approx, lite_ab2, exact_ab2, clamping. With h = t_{n+1} - t_n, dtau = tau_{n+1} - tau_n,
+lam = d tau / dt and r the ratio of this step to the one before:
 
     euler          h lam(t_n) p_n
     tr             dtau p_n
@@ -15,103 +16,138 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from tauflow.errors import SamplingError
-from tauflow.samplers.base import FinishName, Problem, Sampler, State, StepInfo, refuse_unknown
+import torch
+from torch import Tensor
+
+from tauflow.process import Process
+from tauflow.samplers.base import FinishName, Problem, Sampler, State, StepInfo, fixed, option, require
+from tauflow.samplers.draws import CoinName
 from tauflow.samplers.grids import Grid, GridName, make_grid
-from tauflow.samplers.leap import Clamp, CoinName, JumpName, Term
+from tauflow.samplers.leap import Clamp, JumpName, Rule, Term, leap
 
 RuleName = Literal["euler", "tr", "cie", "tr_cie", "tr_cie_exact"]
 
 
 @dataclass(frozen=True)
-class GridSampler(Sampler):
+class GridSampler(Sampler[Grid, State]):
     """What all samplers on a time grid share: the grid, the finishing policy and the budget."""
 
-    grid: GridName = "t"
-    cutoff: float = 1e-3
-    finish: FinishName = "draw"
+    grid: GridName = option("t", "where the steps are: equally long in t or in tau, or dense early")
+    cutoff: float = option(1e-3, "1 - kappa where the grid ends")
+    finish: FinishName = option("draw", "what happens after the last step")
 
-    def __post_init__(self):
-        refuse_unknown("grid", self.grid, GridName)
-        refuse_unknown("finish", self.finish, FinishName)
-        if not 0 < self.cutoff < 1:
-            raise SamplingError(f"cutoff = 1 - kappa at the end of the grid must be in (0, 1), got {self.cutoff}; try 1e-3")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            0 < self.cutoff < 1,
+            f"cutoff = 1 - kappa at the end of the grid must be in (0, 1), got {self.cutoff}; try 1e-3",
+        )
 
     def evaluations(self, steps: int) -> int:
-        """Network evaluations that this many steps take."""
+        """Return the network evaluations that this many steps take."""
         return steps
 
     @property
     def uses_rate(self) -> bool:
-        """Whether the rate factor itself enters, and not only its integral tau."""
+        """Return whether the rate factor itself enters, and not only its integral tau."""
         return False
 
     @property
     def finishing(self) -> FinishName:
         return self.finish
 
-    def plan(self, nfe, schedule, free):
-        if self.uses_rate and not math.isfinite(schedule.rate_factor(0.0)):
-            raise SamplingError(f"{schedule} has an infinite rate at t = 0, which this sampler multiplies with; use tr, tr_cie or tweedie")
-        budget = nfe - (self.finish == "draw")
+    def plan(self, process: Process, free: int, nfe: int) -> Grid:
+        require(
+            not self.uses_rate or math.isfinite(process.rate_factor(0.0)),
+            f"the process ({process}) has an infinite rate at t = 0, which this sampler multiplies with; "
+            "use tr, tr_cie or tweedie",
+        )
+        draws = self.finish == "draw"
+        budget = nfe - draws
         steps = max(steps for steps in range(budget + 1) if self.evaluations(steps) <= budget)
-        if steps == 0 and self.finish != "draw":
-            raise SamplingError(f"{nfe} evaluations are not enough for one step without a finishing draw; use nfe=2 or finish='draw'")
-        return make_grid(self.grid, steps, schedule, self.cutoff, draws=self.finish == "draw"), steps
+        require(
+            steps > 0 or draws,
+            f"{nfe} evaluations are not enough for one step without a finishing draw; use nfe=2 or "
+            "finish=draw",
+        )
+        return make_grid(self.grid, steps, process, self.cutoff, draws)
+
+    def init(self, problem: Problem, x_0: Tensor, plan: Grid, generator: torch.Generator) -> State:
+        return State(x_0)
 
 
 @dataclass(frozen=True)
-class Leaping(GridSampler):
-    leaps = True
+class LeapingOptions(GridSampler):
+    """What samplers that turn intensities into jumps share."""
 
-    rule: RuleName = "tr_cie"
-    jump: JumpName = "exponential"
-    eps_0: float = 0.0
-    ceiling: float = math.inf
-    coins: CoinName = "independent"
+    jump: JumpName = option("exponential", "jump rule of a leap")
+    eps_0: float = option(0.0, "floor of an intensity")
+    ceiling: float = option(math.inf, "ceiling of an intensity")
+    dense: bool = option(False, "the literal algorithm with B D V Poisson counts: slow, the same law")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_unknown("rule", self.rule, RuleName)
-        refuse_unknown("jump", self.jump, JumpName)
-        refuse_unknown("coins", self.coins, CoinName)
-        if not 0 <= self.eps_0 <= self.ceiling:
-            raise SamplingError(f"need 0 <= eps_0 <= ceiling, got eps_0={self.eps_0} and ceiling={self.ceiling}")
+        require(
+            0 <= self.eps_0 <= self.ceiling,
+            f"need 0 <= eps_0 <= ceiling, got eps_0={self.eps_0} and ceiling={self.ceiling}",
+        )
+
+    def rule_for(self, step: float, coins: CoinName = "independent") -> Rule:
+        return Rule(self.jump, Clamp(self.eps_0 * step, self.ceiling * step), coins, self.dense)
+
+
+@dataclass(frozen=True)
+class Leaping(LeapingOptions):
+    """The samplers of the table above, by `rule`."""
+
+    rule: RuleName = fixed("tr_cie")
+    coins: CoinName = option("independent", "whether neighbours may move together as often as others")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            not (self.dense and self.coins != "independent"),
+            f"the dense algorithm has independent Poisson counts, not {self.coins} coins; drop one of them",
+        )
 
     @property
-    def uses_rate(self):
+    def uses_rate(self) -> bool:
         return self.rule in ("euler", "cie")
 
-    def evaluations(self, steps):
+    def evaluations(self, steps: int) -> int:
         return max(0, 2 * steps - 1) if self.rule == "tr_cie_exact" else steps
 
-    def coefficients(self, problem: Problem, grid: Grid, n: int) -> tuple[float, float]:
-        """Of the current and of the previous posterior, in the cumulative intensity of step n."""
-        schedule = problem.schedule
+    def coefficients(self, process: Process, grid: Grid, n: int) -> tuple[float, float]:
+        """Return those of the current and of the previous posterior in the cumulative intensity of step n."""
         if self.uses_rate:
             h = grid.dt(n)
-            now = h * schedule.rate_factor(grid.t[n].item())
+            now = h * process.rate_factor(grid.t[n].item())
             if self.rule == "euler" or n == 0:
                 return now, 0.0
             r = h / grid.dt(n - 1)
-            return (1 + r / 2) * now, -r / 2 * h * schedule.rate_factor(grid.t[n - 1].item())
+            return (1 + r / 2) * now, -r / 2 * h * process.rate_factor(grid.t[n - 1].item())
         dtau = grid.dtau(n)
         r = dtau / grid.dtau(n - 1) if n > 0 and self.rule != "tr" else 0.0
         return (1 + r / 2) * dtau, -r / 2 * dtau
 
-    def terms(self, problem: Problem, state: State, grid: Grid, n: int) -> tuple[list[Term], Clamp]:
-        """The cumulative intensities of step n from state.x; the first term is the new evaluation."""
-        current, previous = self.coefficients(problem, grid, n)
-        terms = [problem.term(current, problem.evaluate(state.x, grid.t[n]), state.x)]
+    def terms(self, problem: Problem, state: State, grid: Grid, n: int) -> list[Term]:
+        """Return the cumulative intensities of step n from state.x; the first term is the new evaluation."""
+        current, previous = self.coefficients(problem.process, grid, n)
+        terms = [Term(current, problem.visit(state.x, grid.t[n]))]
         if previous and self.rule == "tr_cie_exact":
-            terms.append(problem.term(previous, problem.evaluate(state.x, grid.t[n - 1]), state.x))
-        elif previous:
-            terms.append(problem.term(previous, state.evaluation, state.evaluated_at))
-        step = grid.dt(n) if self.uses_rate else grid.dtau(n)
-        return terms, Clamp(self.eps_0 * step, self.ceiling * step)
+            terms.append(Term(previous, problem.visit(state.x, grid.t[n - 1])))
+        elif previous and state.visit:
+            terms.append(Term(previous, state.visit))
+        return terms
 
-    def step(self, problem, state, grid, n, generator):
-        terms, clamp = self.terms(problem, state, grid, n)
-        jumps = problem.leap(terms, state.x, self.jump, clamp, generator, self.coins)
-        info = StepInfo(n, grid.t[n].item(), grid.t[n + 1].item(), jumps.moved, jumps.clamped, jumps.several)
-        return State(jumps.x, terms[0].evaluation, state.x), info
+    def leap_rule(self, grid: Grid, n: int) -> Rule:
+        return self.rule_for(grid.dt(n) if self.uses_rate else grid.dtau(n), self.coins)
+
+    def step(
+        self, problem: Problem, state: State, plan: Grid, n: int, generator: torch.Generator
+    ) -> tuple[State, StepInfo]:
+        terms = self.terms(problem, state, plan, n)
+        movable = problem.movable(state.x)
+        jumps = leap(problem.process, terms, state.x, movable, self.leap_rule(plan, n), generator)
+        info = StepInfo(n, plan.t[n].item(), plan.t[n + 1].item(), jumps.moved, jumps.clamped, jumps.several)
+        return State(jumps.x, terms[0].visit), info

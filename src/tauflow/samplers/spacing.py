@@ -1,9 +1,10 @@
-"""Orders in which neighbours come far apart: rank 0 is revealed first, and coordinates of near ranks lie far from each other.
+"""Orders in which neighbours come far apart: coordinates of near ranks lie far from each other.
 
-A sequence is ranked by the reversed bits of its positions (van der Corput). In two dimensions the rank is Bayer's dither matrix: the
-reversed bits of row xor column, interleaved with those of the row, so that the first half of the ranks is a checkerboard, the first
-quarter every second cell of every second row, and so on. A size that is no power of two is 2^a m, m odd: a bits are those of the position,
-the others those of its share of m in binary.
+Rank 0 is revealed first. A sequence is ranked by the reversed bits of its positions (van der Corput). In two
+dimensions the rank is Bayer's dither matrix: the reversed bits of row xor column, interleaved with those of
+the row, so that the first half of the ranks is a checkerboard, the first quarter every second cell of every
+second row, and so on. A size that is no power of two is 2^a m, m odd: a bits are those of the position, the
+others those of its share of m in binary.
 
 Shapes: B sequences, D coordinates, A axes.
 """
@@ -15,18 +16,19 @@ from torch import Tensor
 
 
 def spaced_ranks(geometry: tuple[int, ...]) -> Tensor:
-    """Ranks (D,) of the cells of a grid of these sizes, the last axis fastest."""
+    """Return ranks (D,) of the cells of a grid of these sizes, the last axis fastest."""
     axes = torch.meshgrid(*(_binary(size) for size in geometry), indexing="ij")
     digits = [*(axis ^ axes[0] for axis in axes[1:]), axes[0]]
     code = torch.zeros(geometry, dtype=torch.long)
-    for level in range(max(int(axis.max()) for axis in axes).bit_length()):  # the lowest bits of the position are the highest of the code
+    levels = max(int(axis.max()) for axis in axes).bit_length()
+    for level in range(levels):  # the lowest bits of the position are the first of the code
         for digit in digits:
             code = 2 * code + (digit >> level & 1)
     return code.flatten().argsort().argsort()
 
 
 def _binary(size: int) -> Tensor:
-    """Positions (size,) as distinct binary numbers that are spread evenly over a power of two."""
+    """Return positions (size,) as distinct binary numbers that are spread evenly over a power of two."""
     low = size & -size
     high = size // low
     position = torch.arange(size)
@@ -34,7 +36,7 @@ def _binary(size: int) -> Tensor:
 
 
 def shifted(ranks: Tensor, geometry: tuple[int, ...], shift: Tensor) -> Tensor:
-    """Ranks (B, D), moved round every axis by shift (B, A)."""
+    """Return ranks (B, D), moved round every axis by shift (B, A)."""
     index = torch.zeros(len(shift), 1, dtype=torch.long)
     for axis, size in enumerate(geometry):
         along = (torch.arange(size) + shift[:, axis, None]) % size  # (B, size)

@@ -1,14 +1,16 @@
 """Tweedie tau-leaping: the exact kernel of a frozen posterior.
 
-With rho = (kappa_{n+1} - kappa_n) / (1 - kappa_n) = 1 - exp(-dtau), the probability that a coordinate that has not flipped yet flips in
-the step:
+With rho = (kappa_{n+1} - kappa_n) / (1 - kappa_n) = 1 - exp(-dtau), the probability that a coordinate that
+has not flipped yet flips in the step, and pi the law of the source:
 
     tweedie         P(y) = (1 - rho) 1{y = x} + rho p(y)
-    tweedie_d3pm    P(y) = (b 1{y = x} + (1 - b) / V) (kappa_s p(y) / Dn(y) + (1 - kappa_s) / V C), uniform source only,
-                    s = t_{n+1}, t = t_n, b = kappa_t / kappa_s, Dn(y) = kappa_t 1{y = x} + (1 - kappa_t) / V,
-                    C = p(x) / (kappa_t + (1 - kappa_t) / V) + (1 - p(x)) V / (1 - kappa_t)
+    tweedie_d3pm    P(y) = (b 1{y = x} + (1 - b) pi(x)) (kappa_s p(y) / Dn(y) + (1 - kappa_s) pi(y) C),
+                    s = t_{n+1}, t = t_n, b = kappa_t / kappa_s,
+                    Dn(y) = kappa_t 1{y = x} + (1 - kappa_t) pi(x),
+                    C = p(x) / (kappa_t + (1 - kappa_t) pi(x)) + (1 - p(x)) / ((1 - kappa_t) pi(x))
 
-The second is the reverse kernel of D3PM and SEDD, a chain with the same marginals that re-noises.
+The second is the reverse kernel of D3PM and SEDD, a chain with the same marginals that re-noises. It is for
+sources with a law over data tokens; from masks the two coincide.
 """
 
 import math
@@ -16,42 +18,72 @@ from dataclasses import dataclass
 
 import torch
 
-from tauflow.samplers.base import State, StepInfo
-from tauflow.samplers.leap import CHUNK, categorical, draw, precise, uniforms
+from tauflow.denoise import Model
+from tauflow.devices import precise
+from tauflow.process import Mixture
+from tauflow.samplers.base import Problem, State, StepInfo
+from tauflow.samplers.draws import categorical, chunks, draw, places_of, uniforms
+from tauflow.samplers.grids import Grid
 from tauflow.samplers.leaping import GridSampler
-from tauflow.sources import Uniform
 
 
 @dataclass(frozen=True)
 class Tweedie(GridSampler):
-    def step(self, problem, state, grid, n, generator):
-        x, movable = state.x, problem.movable(state.x)
-        now = problem.evaluate(x, grid.t[n])
-        rho = -math.expm1(-grid.dtau(n))
-        places = movable.flatten().nonzero().squeeze(1)
+    def step(
+        self, problem: Problem, state: State, plan: Grid, n: int, generator: torch.Generator
+    ) -> tuple[State, StepInfo]:
+        x = state.x
+        visit = problem.visit(x, plan.t[n])
+        rho = -math.expm1(-plan.dtau(n))
+        places = places_of(problem.movable(x))
         chosen = places[uniforms(len(places), generator, x.device) < rho]
         result = x.clone().flatten()
-        result[chosen] = draw(now, chosen, problem.source.num_tokens, generator)
+        result[chosen] = draw(visit.evaluation, chosen, problem.process.num_tokens, generator)
         moved = (result.view_as(x) != x).sum().item() / max(1, len(places))
-        return State(result.view_as(x), now, x), StepInfo(n, grid.t[n].item(), grid.t[n + 1].item(), moved)
+        return State(result.view_as(x), visit), StepInfo(n, plan.t[n].item(), plan.t[n + 1].item(), moved)
 
 
 @dataclass(frozen=True)
 class TweedieD3PM(GridSampler):
-    sources = (Uniform,)
+    def refuses(self, model: Model) -> str:
+        return needs_noise(model, "tweedie_d3pm redraws tokens")
 
-    def step(self, problem, state, grid, n, generator):
-        x, movable, v = state.x, problem.movable(state.x), problem.source.num_tokens
-        now = problem.evaluate(x, grid.t[n])
-        kappa_t, kappa_s = (problem.schedule.kappa(grid.t[i].item()) for i in (n, n + 1))
+    def step(
+        self, problem: Problem, state: State, plan: Grid, n: int, generator: torch.Generator
+    ) -> tuple[State, StepInfo]:
+        x = state.x
+        source, schedule = mixture(problem).source, mixture(problem).schedule
+        visit = problem.visit(x, plan.t[n])
+        kappa_t, kappa_s = (schedule.kappa(plan.t[i].item()) for i in (n, n + 1))
         b = kappa_t / kappa_s
-        places, result = movable.flatten().nonzero().squeeze(1), x.clone().flatten()
-        for index in places.split(max(1, CHUNK // v)):
-            p, own = now.rows(index).to(precise(x.device)), x.flatten()[index][:, None]
+        dtype = precise(x.device)
+        everywhere = source.inverse_law(torch.arange(source.num_tokens, device=x.device))  # 1 / pi(y), (V,)
+        places = places_of(problem.movable(x))
+        result = x.clone().flatten()
+        for index in chunks(places, problem.process.num_tokens):
+            p = visit.evaluation.rows(index).to(dtype)
+            own = x.flatten()[index][:, None]
+            v = source.inverse_law(own)  # 1 / pi(x), (R, 1)
             p_own = p.gather(1, own)
             c = p_own / (kappa_t + (1 - kappa_t) / v) + (1 - p_own) * v / (1 - kappa_t)
             here = torch.zeros_like(p).scatter_(1, own, 1.0)
-            law = (b * here + (1 - b) / v) * (kappa_s * p / (kappa_t * here + (1 - kappa_t) / v) + (1 - kappa_s) / v * c)
+            kept = kappa_s * p / (kappa_t * here + (1 - kappa_t) / v)
+            law = (b * here + (1 - b) / v) * (kept + (1 - kappa_s) / everywhere * c)
             result[index] = categorical(law, generator)
         moved = (result.view_as(x) != x).sum().item() / max(1, len(places))
-        return State(result.view_as(x), now, x), StepInfo(n, grid.t[n].item(), grid.t[n + 1].item(), moved)
+        return State(result.view_as(x), visit), StepInfo(n, plan.t[n].item(), plan.t[n + 1].item(), moved)
+
+
+def needs_noise(model: Model, why: str) -> str:
+    """Return why a model without a noise law over data tokens is refused, or nothing if it has one."""
+    if isinstance(model.process, Mixture) and not model.process.absorbing:
+        return ""
+    return (
+        f"{why}: it needs a uniform or marginal source, this model has a {model.process.name} one; try tr_cie"
+    )
+
+
+def mixture(problem: Problem) -> Mixture:
+    """Return the process as the mixture that `refuses` has found it to be."""
+    assert isinstance(problem.process, Mixture)
+    return problem.process

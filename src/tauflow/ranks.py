@@ -1,4 +1,4 @@
-"""The process group, if there is one: who am I, and numbers of all ranks together."""
+"""The process group, if there is one: which rank this is, and numbers reduced over all ranks."""
 
 from collections.abc import Iterable
 
@@ -26,5 +26,5 @@ def over_ranks(values: Iterable[float], operation: str) -> list[float]:
     return tensor.tolist()
 
 
-def highest(value: float) -> float:
+def largest(value: float) -> float:
     return over_ranks([value], "MAX")[0]

@@ -8,24 +8,29 @@ Symbols (t in [0, 1], data at t = 1):
     tau(t)          -ln(1 - kappa), the reparameterised time of the paper (Eq. tau_def)
     rate_factor(t)  kappa_dot / (1 - kappa) = d tau / dt (Eq. rate_factor); infinite at t = 1
 
-A schedule states `kappa`, `survival`, `kappa_dot` and how to invert the pair (kappa, survival); the rest is derived here, once.
-Everything takes and returns tensors of the same shape and dtype, or Python numbers (computed in float64).
+A schedule states `kappa`, `survival`, `kappa_dot` and how to invert the pair (kappa, survival); the rest is
+derived here, once. Everything takes and returns tensors of the same shape and dtype, or Python numbers
+(computed in float64).
 """
 
 import functools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+Number = TypeVar("Number", float, Tensor)
 
-def _elementwise(function):
-    """Lets a method that is written for tensors also take a Python number, and then return one."""
+
+def _elementwise(function: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Number], Number]:
+    """Let a method that is written for tensors also take a Python number, and then return one."""
 
     @functools.wraps(function)
-    def wrapper(self, value):
+    def wrapper(self: Any, value: Any) -> Any:
         if isinstance(value, Tensor):
             return function(self, value)
         return function(self, torch.tensor(value, dtype=torch.float64)).item()
@@ -34,7 +39,7 @@ def _elementwise(function):
 
 
 class Schedule(ABC):
-    """Abstract; a final schedule is a frozen dataclass that implements the four methods marked abstract, on tensors."""
+    """Abstract; a final schedule is a frozen dataclass with the four methods marked abstract, on tensors."""
 
     @abstractmethod
     def _kappa(self, t: Tensor) -> Tensor: ...
@@ -47,35 +52,41 @@ class Schedule(ABC):
 
     @abstractmethod
     def _invert(self, kappa: Tensor, survival: Tensor) -> Tensor:
-        """t from both kappa and 1 - kappa, so that the one that is accurate can be used."""
+        """Return t from both kappa and 1 - kappa, so that the accurate one can be used."""
+
+    @property
+    def name(self) -> str:
+        """Return its name in `schedule_from`; one without a name is written as in Python."""
+        named = (name for name, make in SCHEDULES.items() if name != "polynomial" and make() == self)
+        return next(named, repr(self))
 
     @_elementwise
-    def kappa(self, t):
+    def kappa(self, t: Tensor) -> Tensor:
         return self._kappa(t)
 
     @_elementwise
-    def survival(self, t):
+    def survival(self, t: Tensor) -> Tensor:
         return self._survival(t)
 
     @_elementwise
-    def kappa_dot(self, t):
+    def kappa_dot(self, t: Tensor) -> Tensor:
         return self._kappa_dot(t)
 
     @_elementwise
-    def t_from_kappa(self, kappa):
+    def t_from_kappa(self, kappa: Tensor) -> Tensor:
         return self._invert(kappa, 1 - kappa)
 
     @_elementwise
-    def tau(self, t):
+    def tau(self, t: Tensor) -> Tensor:
         kappa = self._kappa(t)
         return torch.where(kappa < 0.5, -torch.log1p(-kappa), -torch.log(self._survival(t)))
 
     @_elementwise
-    def t_from_tau(self, tau):
+    def t_from_tau(self, tau: Tensor) -> Tensor:
         return self._invert(-torch.expm1(-tau), torch.exp(-tau))
 
     @_elementwise
-    def rate_factor(self, t):
+    def rate_factor(self, t: Tensor) -> Tensor:
         survival = self._survival(t)
         return torch.where(survival == 0, math.inf, self._kappa_dot(t) / survival)
 
@@ -86,23 +97,23 @@ class Polynomial(Schedule):
 
     exponent: float
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not (self.exponent > 0 and math.isfinite(self.exponent)):
             raise ValueError(
                 f"a polynomial schedule kappa = t^m needs a finite exponent m > 0, got {self.exponent}; "
                 "use 1 (linear), 2 (quadratic) or 3 (cubic) if unsure"
             )
 
-    def _kappa(self, t):
+    def _kappa(self, t: Tensor) -> Tensor:
         return t**self.exponent
 
-    def _survival(self, t):
+    def _survival(self, t: Tensor) -> Tensor:
         return -torch.expm1(self.exponent * torch.log(t))
 
-    def _kappa_dot(self, t):
+    def _kappa_dot(self, t: Tensor) -> Tensor:
         return self.exponent * t ** (self.exponent - 1)
 
-    def _invert(self, kappa, survival):
+    def _invert(self, kappa: Tensor, survival: Tensor) -> Tensor:
         return kappa ** (1 / self.exponent)
 
 
@@ -110,16 +121,16 @@ class Polynomial(Schedule):
 class Cosine(Schedule):
     """kappa = 1 - cos(pi t / 2)."""
 
-    def _kappa(self, t):
+    def _kappa(self, t: Tensor) -> Tensor:
         return torch.where(t < 0.5, 2 * torch.sin(math.pi / 4 * t) ** 2, 1 - self._survival(t))
 
-    def _survival(self, t):
+    def _survival(self, t: Tensor) -> Tensor:
         return torch.sin(math.pi / 2 * (1 - t))
 
-    def _kappa_dot(self, t):
+    def _kappa_dot(self, t: Tensor) -> Tensor:
         return math.pi / 2 * torch.sin(math.pi / 2 * t)
 
-    def _invert(self, kappa, survival):
+    def _invert(self, kappa: Tensor, survival: Tensor) -> Tensor:
         return torch.atan2(torch.sqrt(kappa * (1 + survival)), survival) * (2 / math.pi)
 
 
@@ -127,20 +138,20 @@ class Cosine(Schedule):
 class CosineSquared(Schedule):
     """kappa = sin^2(pi t / 2) = 1 - cos^2(pi t / 2)."""
 
-    def _kappa(self, t):
+    def _kappa(self, t: Tensor) -> Tensor:
         return torch.sin(math.pi / 2 * t) ** 2
 
-    def _survival(self, t):
+    def _survival(self, t: Tensor) -> Tensor:
         return torch.sin(math.pi / 2 * (1 - t)) ** 2
 
-    def _kappa_dot(self, t):
+    def _kappa_dot(self, t: Tensor) -> Tensor:
         return math.pi * torch.sin(math.pi / 2 * t) * torch.sin(math.pi / 2 * (1 - t))
 
-    def _invert(self, kappa, survival):
+    def _invert(self, kappa: Tensor, survival: Tensor) -> Tensor:
         return torch.atan2(torch.sqrt(kappa), torch.sqrt(survival)) * (2 / math.pi)
 
 
-SCHEDULES = {
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "linear": lambda: Polynomial(1.0),
     "quadratic": lambda: Polynomial(2.0),
     "cubic": lambda: Polynomial(3.0),
@@ -150,8 +161,8 @@ SCHEDULES = {
 }
 
 
-def schedule_from(schedule: Schedule | type[Schedule] | str, **options) -> Schedule:
-    """A schedule from its name (`"quadratic"`, `"polynomial", exponent=1.5`), its class or itself."""
+def schedule_from(schedule: Schedule | type[Schedule] | str, **options: Any) -> Schedule:
+    """Return a schedule from its name (`"quadratic"`, `"polynomial", exponent=1.5`), its class or itself."""
     if isinstance(schedule, Schedule):
         return schedule
     if isinstance(schedule, type) and issubclass(schedule, Schedule):

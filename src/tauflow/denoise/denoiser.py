@@ -1,0 +1,220 @@
+"""Denoisers: (x, t, condition) -> Evaluation, which is one NFE.
+
+Shapes: B sequences, D coordinates, V data tokens, C columns of the condition. A condition (B, C) holds
+integers; `DROPPED` in a column says nothing about it, and a row of them asks for the unconditional posterior.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tauflow.denoise.evaluation import (
+    Evaluation,
+    GuidedEvaluation,
+    HiddenEvaluation,
+    LogitsEvaluation,
+    TemperedEvaluation,
+    drop_mask,
+)
+from tauflow.errors import BadLogits, SamplingError
+
+DROPPED = -1  # of a condition: not given
+
+
+class Denoiser(ABC):
+    """Abstract. `forwards` is the number of network calls that one evaluation takes."""
+
+    forwards: int = 1
+    conditions: tuple[int, ...] = ()  # how many values each column of a condition has; empty: it takes none
+    num_tokens: int | None = None  # V that it was made for, where it is known
+
+    @abstractmethod
+    def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
+        """Evaluate the network once at states x (B, D), times t (B,) and a condition (B, C)."""
+
+    @property
+    def device(self) -> torch.device:
+        """Return where to sample: where the parameters are, if there are any."""
+        return torch.device("cpu")
+
+
+class SplitDenoiser(Denoiser):
+    """A network with hidden(x, t) -> (B, D, W) and head(rows) -> (..., V); gradients are never kept.
+
+    A network that says `conditions`, a size for each column, is called as hidden(x, t, condition).
+    """
+
+    def __init__(self, network: Any, num_tokens: int | None = None):
+        self.network = network
+        self.num_tokens = num_tokens
+        self.conditions = tuple(getattr(network, "conditions", ()))
+
+    @torch.no_grad()
+    def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
+        given = (_given(condition, x, self.conditions),) if self.conditions else ()
+        return HiddenEvaluation(self.network.head, self.network.hidden(x, t, *given), self.num_tokens)
+
+    @property
+    def device(self) -> torch.device:
+        return _device_of(self.network)
+
+
+class CallableDenoiser(Denoiser):
+    """Any callable (x (B, D) int64, t (B,) float) -> logits (B, D, V), or (B, D, V + 1) with the mask last.
+
+    A callable that says `conditions`, a size for each column, is called with (x, t, condition).
+    """
+
+    def __init__(self, function: Callable[..., Tensor], num_tokens: int):
+        self.function = function
+        self.num_tokens = num_tokens
+        self.conditions = tuple(getattr(function, "conditions", ()))
+
+    @torch.no_grad()
+    def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
+        given = (_given(condition, x, self.conditions),) if self.conditions else ()
+        logits = self.function(x, t, *given)
+        if not isinstance(logits, Tensor) or logits.shape[:2] != x.shape or logits.ndim != 3:
+            got = str(tuple(logits.shape)) if isinstance(logits, Tensor) else type(logits).__name__
+            raise BadLogits(
+                f"the denoiser must return logits of shape {(*x.shape, self.num_tokens)}, got {got}"
+            )
+        return LogitsEvaluation(drop_mask(logits, self.num_tokens))
+
+    @property
+    def device(self) -> torch.device:
+        return _device_of(self.function)
+
+
+class Wrapper(Denoiser):
+    """Abstract: a denoiser around another one."""
+
+    def __init__(self, denoiser: Denoiser):
+        self.denoiser = denoiser
+        self.forwards = denoiser.forwards
+        self.conditions = denoiser.conditions
+        self.num_tokens = denoiser.num_tokens
+
+    @property
+    def device(self) -> torch.device:
+        return self.denoiser.device
+
+
+class GuidedDenoiser(Wrapper):
+    """ln p = ln p_unconditional + weight (ln p_conditional - ln p_unconditional), renormalised.
+
+    Weight 1 is no guidance. `unconditional` is a denoiser of its own, or None: the same one with its
+    condition dropped (classifier-free guidance). Either way an evaluation takes the forwards of both. A token
+    that is impossible under the condition stays so. One that is impossible without it has no finite guidance:
+    it keeps its conditional log-probability (weight >= 1), or is impossible (less).
+    """
+
+    def __init__(self, conditional: Denoiser, unconditional: Denoiser | None, weight: float):
+        super().__init__(conditional)
+        self.unconditional = unconditional
+        self.weight = weight
+        self.forwards = conditional.forwards + (unconditional or conditional).forwards
+
+    def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
+        first = self.denoiser.evaluate(x, t, condition)
+        second = (self.unconditional or self.denoiser).evaluate(x, t, None)
+        return GuidedEvaluation(first, second, self.weight)
+
+
+class TemperedDenoiser(Wrapper):
+    """Divides the logits by a temperature: below 1 is surer than the network."""
+
+    temperature: float
+
+    def __init__(self, denoiser: Denoiser, temperature: float):
+        super().__init__(denoiser)
+        if not isinstance(temperature, Real) or not temperature > 0:
+            raise SamplingError(
+                f"temperature must be above 0, got {temperature!r}; a small one such as 0.1 is nearly greedy"
+            )
+        self.temperature = temperature
+
+    def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
+        return TemperedEvaluation(self.denoiser.evaluate(x, t, condition), self.temperature)
+
+
+class CountingDenoiser(Wrapper):
+    """Counts what is really evaluated, and notes when."""
+
+    def __init__(self, denoiser: Denoiser):
+        super().__init__(denoiser)
+        self.evaluations = 0
+
+    def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
+        self.evaluations += 1
+        evaluation = self.denoiser.evaluate(x, t, condition)
+        evaluation.t = t
+        return evaluation
+
+
+class TimedDenoiser(Wrapper):
+    """Sums up the seconds spent in the network, the head on single rows included."""
+
+    def __init__(self, denoiser: Denoiser):
+        super().__init__(denoiser)
+        self.seconds = 0.0
+
+    def timed(self, function: Callable[[], Any]) -> Any:
+        begin = now()
+        result = function()
+        self.seconds += now() - begin
+        return result
+
+    def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
+        return TimedEvaluation(self.timed(lambda: self.denoiser.evaluate(x, t, condition)), self)
+
+
+class TimedEvaluation(Evaluation):
+    def __init__(self, evaluation: Evaluation, timer: TimedDenoiser):
+        self.shape = evaluation.shape
+        self._evaluation = evaluation
+        self._timer = timer
+
+    def logits(self, index: Tensor | slice) -> Tensor:
+        return self._timer.timed(lambda: self._evaluation.logits(index))
+
+
+def now() -> float:
+    """Return seconds, after all queued work of a GPU is done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def denoiser_from(model: Any, num_tokens: int) -> Denoiser:
+    """Return a Denoiser from itself, a network with hidden() and head(), or any callable (x, t) -> logits."""
+    if isinstance(model, Denoiser):
+        if model.num_tokens not in (None, num_tokens):
+            raise BadLogits(
+                f"the denoiser is made for {model.num_tokens} data tokens, the process has {num_tokens}; "
+                "give the process of its training"
+            )
+        return model
+    if hasattr(model, "hidden") and hasattr(model, "head"):
+        return SplitDenoiser(model, num_tokens)
+    if callable(model):
+        return CallableDenoiser(model, num_tokens)
+    known = "a Denoiser, a network with hidden() and head(), or a callable (x, t) -> logits"
+    raise TypeError(f"a denoiser is {known}, not {type(model).__name__}")
+
+
+def _given(condition: Tensor | None, x: Tensor, conditions: tuple[int, ...]) -> Tensor:
+    if condition is None:
+        return torch.full((len(x), len(conditions)), DROPPED, device=x.device)
+    return condition.to(x.device)
+
+
+def _device_of(model: Any) -> torch.device:
+    parameters = getattr(model, "parameters", None)
+    parameter = next(iter(parameters()), None) if callable(parameters) else None
+    return parameter.device if isinstance(parameter, nn.Parameter | Tensor) else torch.device("cpu")

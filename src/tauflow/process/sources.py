@@ -1,0 +1,205 @@
+"""Sources: where the probability path starts at t = 0, and which coordinates may move.
+
+V is the number of data tokens, S the number of states of a coordinate (the mask is a state, never a data
+token).
+
+A source is either a law over the data tokens (`Uniform`, `Marginal`, or one of your own: state `law`), or it
+absorbs nothing but masks (`Masked`). To add one, write a subclass with a `law` and name it in SOURCES, or
+give `--model.source` its import path.
+"""
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from tauflow.devices import precise
+from tauflow.errors import SettingsError
+from tauflow.imports import import_object
+
+
+@dataclass(frozen=True)
+class Source(ABC):
+    """Abstract: x_0 is drawn coordinate by coordinate from `law`; every coordinate may move at any time."""
+
+    num_tokens: int  # V
+
+    absorbing = False  # whether x_0 is a mask that a coordinate leaves once and for all
+    recommended = "bridge_systematic"  # the sampler `auto`; the evidence is in docs/choosing-a-sampler.md
+    loss_on = "all"  # the network cannot see which coordinates were redrawn, so its loss is taken on all
+    bound_cutoff = 1e-3
+    """1 - kappa where the bound stops following the path and pays for a draw of x_1 from the posterior.
+    Needed unless 1 - p(x_t) vanishes as fast as 1 - kappa, which no finite logits do: the integral up to 1
+    diverges."""
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 2:
+            raise ValueError(f"a source needs at least 2 data tokens, got {self.num_tokens}")
+
+    @property
+    @abstractmethod
+    def law(self) -> Tensor:
+        """Return the law of a coordinate of x_0 over the S states, float64 (S,)."""
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__.lower()
+
+    @property
+    def num_states(self) -> int:
+        """Return S: how many states the network must embed."""
+        return self.num_tokens
+
+    def sample(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        """Draw x_0 of the given shape, int64, on the generator's device."""
+        device = generator.device if generator else None
+        cumulative = self.law.cumsum(0).to(device)
+        coins = torch.rand(shape, generator=generator, dtype=torch.float64, device=device)
+        tokens = torch.searchsorted(cumulative, coins * cumulative[-1], right=True)
+        return tokens.clamp_(max=self.num_tokens - 1)
+
+    def movable(self, x: Tensor) -> Tensor:
+        """Return which coordinates of x (B, D) may still jump."""
+        return torch.ones_like(x, dtype=torch.bool)
+
+    def masks(self, x: Tensor) -> Tensor:
+        """Return which coordinates of x (B, D) carry no data token."""
+        return torch.zeros_like(x, dtype=torch.bool)
+
+    def only_jumps(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        """Set to 0, in place, what is no jump from the tokens (R,) in rows (R, V): staying where one is."""
+        return rows.scatter_(1, tokens[:, None], 0)
+
+    @property
+    def channels(self) -> int:
+        """Return how many tokens a movable coordinate can jump to."""
+        return self.num_tokens - 1
+
+    def inverse_law(self, tokens: Tensor) -> Tensor | float:
+        """Return 1 / p(x_0 = token) of data tokens, in their shape, or one number for all of them."""
+        return self.law.reciprocal().to(tokens.device, precise(tokens.device))[tokens]
+
+    def seen(self, x: Tensor, kappa: Tensor) -> Tensor:
+        """Return p(x_t^d | x_1^d = s) up to a factor without s, float64 (B, D, V), at kappa (B, 1, 1)."""
+        same = x[:, :, None] == torch.arange(self.num_tokens, device=x.device)
+        return kappa * same + (1 - kappa) / self.inverse_law(x[:, :, None])
+
+
+class Masked(Source):
+    """x_0 is all mask; `mask_id` = V. A coordinate that has left the mask never moves again (carry-over)."""
+
+    absorbing = True
+    recommended = "spaced_even"
+    loss_on = "corrupted"  # the revealed coordinates are known
+    bound_cutoff = 0.0
+
+    @property
+    def mask_id(self) -> int:
+        return self.num_tokens
+
+    @property
+    def num_states(self) -> int:
+        return self.num_tokens + 1
+
+    @property
+    def law(self) -> Tensor:
+        return torch.nn.functional.one_hot(torch.tensor(self.mask_id), self.num_states).double()
+
+    def sample(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        return torch.full(shape, self.mask_id, device=generator.device if generator else None)
+
+    def movable(self, x: Tensor) -> Tensor:
+        return x == self.mask_id
+
+    def masks(self, x: Tensor) -> Tensor:
+        return x == self.mask_id
+
+    def only_jumps(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        return rows.mul_((tokens == self.mask_id)[:, None])
+
+    @property
+    def channels(self) -> int:
+        return self.num_tokens
+
+    def seen(self, x: Tensor, kappa: Tensor) -> Tensor:
+        same = x[:, :, None] == torch.arange(self.num_tokens, device=x.device)
+        return (same | (x == self.mask_id)[:, :, None]).double()
+
+
+class Uniform(Source):
+    """x_0 is uniform over the data tokens; every coordinate may move at any time."""
+
+    @property
+    def law(self) -> Tensor:
+        return torch.full((self.num_tokens,), 1 / self.num_tokens, dtype=torch.float64)
+
+    def sample(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
+        device = generator.device if generator else None
+        return torch.randint(self.num_tokens, shape, generator=generator, device=device)
+
+    def inverse_law(self, tokens: Tensor) -> Tensor | float:
+        return float(self.num_tokens)
+
+
+@dataclass(frozen=True, init=False)
+class Marginal(Source):
+    """x_0 is drawn from the unigram law of the data: noise that already has the right frequencies.
+
+    Args:
+        law: probability of each data token, all above 0 (V,); normalised here.
+    """
+
+    probabilities: tuple[float, ...] = field(repr=False)
+
+    def __init__(self, law: Sequence[float] | Tensor):
+        values = torch.as_tensor(law, dtype=torch.float64)
+        if values.ndim != 1 or not (values.isfinite().all() and (values > 0).all()):
+            raise ValueError(
+                "a marginal source needs a probability above 0 for each token; add a little to each count"
+            )
+        object.__setattr__(self, "num_tokens", len(values))
+        total = values.sum()
+        if (total - 1).abs() > 1e-12:  # a law that is one already stays as it is, bit for bit
+            values = values / total
+        object.__setattr__(self, "probabilities", tuple(values.tolist()))
+        self.__post_init__()
+
+    @cached_property
+    def law(self) -> Tensor:
+        return torch.tensor(self.probabilities, dtype=torch.float64)
+
+
+SOURCES: dict[str, type[Source]] = {"masked": Masked, "uniform": Uniform, "marginal": Marginal}
+
+
+def source_from(
+    source: Source | str, num_tokens: int, unigrams: Callable[[], Tensor] | None = None
+) -> Source:
+    """Return a source from itself, its name, or the import path of a class of your own.
+
+    `unigrams` gives the unigram law of the data (V,), which the marginal source needs.
+    """
+    if isinstance(source, Source):
+        if source.num_tokens != num_tokens:
+            raise SettingsError(
+                f"the source {source.name} is made for {source.num_tokens} tokens, the data has {num_tokens}"
+            )
+        return source
+    kind = SOURCES.get(source)
+    if kind is None:
+        if "." not in source:
+            near = difflib.get_close_matches(source, SOURCES, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"unknown source {source!r}; known sources: {', '.join(SOURCES)}{hint}")
+        kind = import_object(source, Source)
+    if kind is Marginal:
+        if unigrams is None:
+            raise SettingsError(
+                "the marginal source needs the unigram law of the data: give tauflow.Marginal(law)"
+            )
+        return Marginal(unigrams())
+    return kind(num_tokens)

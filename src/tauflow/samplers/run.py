@@ -1,0 +1,108 @@
+"""run: the only loop. Steps of a plan, evaluations counted at the denoiser, then the finishing policy."""
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from tauflow.denoise import CountingDenoiser, Model
+from tauflow.errors import BadLogits, SamplingError
+from tauflow.process import Process
+from tauflow.samplers.base import FinishName, Info, Observer, Problem, Result, Sampler, State, StepInfo
+from tauflow.samplers.draws import draw
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything `run` needs besides the sampler; made and checked by `tauflow.sample`."""
+
+    model: Model
+    nfe: int
+    x_0: Tensor  # (B, D)
+    generator: torch.Generator
+    frozen: Tensor | None = None  # (B, D) bool, true on the prompt
+    condition: Tensor | None = None  # (B, C)
+    progress: bool = False
+    observer: Observer | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@torch.no_grad()
+def run(sampler: Sampler, request: Request) -> Result:
+    """Sample a model: the same loop for all samplers."""
+    model = request.model
+    if reason := sampler.refuses(model):
+        raise SamplingError(reason)
+    finishing = sampler.finishing
+    if finishing not in get_args(FinishName):
+        raise SamplingError(
+            f"{type(sampler).__name__}.finishing must be one of {', '.join(get_args(FinishName))}, got "
+            f"{finishing!r}"
+        )
+    counter = CountingDenoiser(model.denoiser)
+    problem = Problem(counter, model.process, model.shape, model.order, request.frozen, request.condition)
+    free = int(problem.movable(request.x_0).sum(1).max())
+    if not free:  # the prompt is everything
+        return Result(request.x_0, 0, Info([], 0.0, 0, request.settings))
+    infos: list[StepInfo] = []
+    try:
+        plan = sampler.plan(model.process, free, request.nfe)
+        state = sampler.init(problem, request.x_0, plan, request.generator)
+        for n in _bar(range(plan.steps), request.progress):
+            if n and not problem.movable(state.x).any():
+                break  # every token is revealed: more evaluations would change nothing
+            state, info = sampler.step(problem, state, plan, n, request.generator)
+            info = dataclasses.replace(info, masks=_masks(state.x, model.process))
+            infos.append(info)
+            if request.observer:
+                request.observer(info, state)
+        leftover = _masks(state.x, model.process)
+        state = _finish(finishing, problem, state, plan.end, request.generator)
+    except BadLogits as error:
+        when = f", t = {float(error.t.mean()):.4f}" if error.t is not None else ""
+        raise BadLogits(
+            f"{error} (step {len(infos)}{when}); check the model and its precision at that time"
+        ) from None
+    forwards = counter.evaluations * model.denoiser.forwards
+    return Result(state.x, counter.evaluations, Info(infos, leftover, forwards, request.settings))
+
+
+def _finish(
+    policy: FinishName, problem: Problem, state: State, t: float, generator: torch.Generator
+) -> State:
+    """Draw what may still move from one more evaluation (`draw`), or masks from the last (`reuse`)."""
+    if policy == "none":
+        return state
+    movable = problem.movable(state.x)
+    if policy == "reuse":
+        movable = movable & problem.process.masks(state.x)
+    places = movable.flatten().nonzero().squeeze(1)
+    if not len(places):
+        return state
+    visit = state.visit if policy == "reuse" and state.visit else problem.visit(state.x, t)
+    x = state.x.clone().flatten()
+    x[places] = draw(visit.evaluation, places, problem.process.num_tokens, generator)
+    return State(x.view_as(state.x), visit)
+
+
+def _masks(x: Tensor, process: Process) -> float:
+    return process.masks(x).sum().item() / max(1, x.numel()) if process.absorbing else 0.0
+
+
+def _bar(steps: range, progress: bool) -> Iterable[int]:
+    if not progress:
+        return steps
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps")
+    bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+
+    def tracked() -> Iterable[int]:
+        with bar:
+            yield from bar.track(steps, description="sampling")
+
+    return tracked()
