@@ -1,8 +1,9 @@
-"""Checkpoint files: plain, whole, and not trusted."""
+"""Checkpoint files: plain, atomic, not trusted, and those of earlier versions."""
 
 import copy
 import os
 import pickle
+import re
 import subprocess
 import sys
 
@@ -11,12 +12,14 @@ import torch
 from conftest import load_plain
 
 import tauflow
-from tauflow.checkpoints import AtomicCheckpointIO, build, describe
-from tauflow.errors import CheckpointError
+from tauflow import Cosine, Marginal, Masked, Polynomial
+from tauflow.errors import CheckpointError, SettingsError
 from tauflow.networks import TransformerConfig
-from tauflow.runs import CLASSES
-from tauflow.schedules import Cosine, Polynomial
-from tauflow.tasks import Countdown
+from tauflow.tasks import Countdown, DataFacts, LabelledCountdown
+from tauflow.train import SHIPPED, DFMModule, OptimizerConfig
+from tauflow.train.checkpoints import AtomicCheckpointIO, build, describe, read
+from tauflow.train.resume import refuse_other_settings
+from tauflow.train.trained import CLASSES
 
 
 def plain(value) -> bool:
@@ -35,7 +38,13 @@ def test_only_plain_types_inside(trained):
         assert all(type(value) is torch.Tensor for value in checkpoint["state_dict"].values())
 
 
-@pytest.mark.parametrize("value", [Polynomial(1.5), Cosine(), TransformerConfig(width=32), [1, "a", None, 2.5, True]])
+VALUES = [
+    *(Polynomial(1.5), Cosine(), Masked(5), Marginal([0.25, 0.5, 0.25]), TransformerConfig(width=32)),
+    *(OptimizerConfig(betas=(0.9, 0.95)), DataFacts(4, (2, 3), (5,)), [1, "a", None, 2.5, True]),
+]
+
+
+@pytest.mark.parametrize("value", VALUES)
 def test_describe_and_build(value):
     assert build(describe(value), CLASSES) == value
 
@@ -46,14 +55,23 @@ def test_task_is_described_by_its_settings():
     assert describe(task) == describe(Countdown(length=8, values=5, seed=3))
 
 
-HOSTILE = ["os.system", "builtins.eval", "subprocess.Popen", "antigravity.fly", "tauflow.checkpoints.read"]
+HOSTILE = [
+    "os.system",
+    "builtins.eval",
+    "subprocess.Popen",
+    "antigravity.fly",
+    "tauflow.train.checkpoints.read",
+]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("where", ["model", "schedule", "task", "hyper_parameters", "_instantiator", "deep"])
 def test_a_hostile_checkpoint_is_refused_and_nothing_is_imported_or_run(trained, tmp_path, name, where):
     checkpoint = load_plain(trained / "last.ckpt")
-    bad = {"class_path": name, "init_args": {"command": f"touch {tmp_path}/pwned", "source": f"open('{tmp_path}/pwned', 'w')"}}
+    bad = {
+        "class_path": name,
+        "init_args": {"command": f"touch {tmp_path}/pwned", "source": f"open('{tmp_path}/pwned', 'w')"},
+    }
     if where == "model":
         checkpoint["tauflow"]["model"] = bad
     elif where == "schedule":
@@ -67,8 +85,21 @@ def test_a_hostile_checkpoint_is_refused_and_nothing_is_imported_or_run(trained,
     else:
         checkpoint["datamodule_hyper_parameters"] = {"callbacks": [[{"x": bad}]]}
     torch.save(checkpoint, tmp_path / "bad.ckpt")
-    with pytest.raises(CheckpointError, match=f"names {name}, which tauflow does not know"):
+    with pytest.raises(CheckpointError, match=rf"names .*{re.escape(name)}.*which tauflow does not know"):
         tauflow.load(tmp_path / "bad.ckpt")
+    assert "antigravity" not in sys.modules
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_source_by_import_path_is_not_imported_from_a_checkpoint(trained, tmp_path):
+    """On the command line a source may be named so; a file that is not trusted may not."""
+    checkpoint = load_plain(trained / "last.ckpt")
+    for name in ("antigravity.Source", f"{tmp_path}/own.py:Own"):
+        (tmp_path / "own.py").write_text(f"open('{tmp_path}/pwned', 'w')")
+        checkpoint["tauflow"]["model"]["init_args"]["source"] = name
+        torch.save(checkpoint, tmp_path / "bad.ckpt")
+        with pytest.raises(CheckpointError, match=rf"names {re.escape(name)}, which tauflow does not know"):
+            tauflow.load(tmp_path / "bad.ckpt")
     assert "antigravity" not in sys.modules
     assert not (tmp_path / "pwned").exists()
 
@@ -97,7 +128,12 @@ def test_bad_files(trained, tmp_path):
         (tmp_path / "cut.ckpt").write_bytes(whole[:size])
         with pytest.raises(CheckpointError, match="truncated"):
             tauflow.load(tmp_path / "cut.ckpt")
-    for content in (b"hello world, this is text", b"\x89PNG\r\n\x1a\n" + bytes(range(256)), b"a: 1\nb: [2]\n", os.urandom(4096)):
+    for content in (
+        b"hello world, this is text",
+        b"\x89PNG\r\n\x1a\n" + bytes(range(256)),
+        b"a: 1\nb: [2]\n",
+        os.urandom(4096),
+    ):
         (tmp_path / "cut.ckpt").write_bytes(content)
         with pytest.raises(CheckpointError, match="not a checkpoint"):
             tauflow.load(tmp_path / "cut.ckpt")
@@ -112,9 +148,18 @@ def test_bad_files(trained, tmp_path):
         tauflow.load(tmp_path / "future.ckpt")
     for key, value, message in [
         ("global_step", "x", "not complete"),
-        ("tauflow", {"format": 1, "model": "hello", "task": None}, "not complete"),
-        ("tauflow", checkpoint["tauflow"] | {"task": checkpoint["tauflow"]["model"]}, "a DFMModule as the task"),
-        ("tauflow", checkpoint["tauflow"] | {"task": describe(Countdown(length=16, values=9))}, "different sizes"),
+        ("tauflow", {"format": 2, "model": "hello", "task": None}, "not complete"),
+        ("tauflow", {name: checkpoint["tauflow"][name] for name in ("format", "model")}, "not complete"),
+        (
+            "tauflow",
+            checkpoint["tauflow"] | {"task": checkpoint["tauflow"]["model"]},
+            "a DFMModule as the task",
+        ),
+        (
+            "tauflow",
+            checkpoint["tauflow"] | {"task": describe(Countdown(length=16, values=9))},
+            "different sizes",
+        ),
     ]:
         torch.save(checkpoint | {key: value}, tmp_path / "odd.ckpt")
         with pytest.raises(CheckpointError, match=message):
@@ -132,7 +177,7 @@ def test_own_classes_can_be_allowed(trained, tmp_path):
     torch.save(checkpoint, tmp_path / "own.ckpt")
     with pytest.raises(CheckpointError, match="Own"):
         tauflow.load(tmp_path / "own.ckpt")
-    assert tauflow.load(tmp_path / "own.ckpt", classes=[Own]).schedule == Own()
+    assert tauflow.load(tmp_path / "own.ckpt", classes=[Own]).model.process.schedule == Own()
 
 
 class Own(Cosine):
@@ -148,7 +193,7 @@ def test_loading_leaves_the_global_rng_alone(trained):
 
 KILLED = """
 import os, sys, torch
-from tauflow.checkpoints import AtomicCheckpointIO
+from tauflow.train.checkpoints import AtomicCheckpointIO
 
 class Bomb:  # dies in the middle of writing
     def __reduce__(self):
@@ -168,3 +213,111 @@ def test_a_finished_file_is_never_half_written(tmp_path):
     assert torch.equal(load_plain(path)["a"], torch.zeros(3))
     (tmp_path / "plain").touch()
     assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode, "as readable as any other file"
+
+
+def test_what_cannot_be_described_is_refused_with_the_fix():
+    class Forgetful(Countdown):
+        def __init__(self, size: int = 3):
+            super().__init__(length=16)
+
+    with pytest.raises(SettingsError, match="keep its constructor argument 'size' as an attribute"):
+        describe(Forgetful())
+
+
+# Format 1
+
+
+def test_a_checkpoint_of_format_1_is_described_as_this_version_does():
+    entry = read(SHIPPED / "countdown_uniform.ckpt")["tauflow"]
+    old = load_plain(SHIPPED / "countdown_uniform.ckpt")["tauflow"]
+    assert old["format"] == 1
+    assert entry["format"] == 2
+    model = build(entry["model"], CLASSES)
+    assert model.facts == DataFacts(32, (256,))
+    assert model.source == tauflow.Uniform(32)
+    assert model.schedule == Polynomial(2.0)
+    settings = old["model"]["init_args"]
+    assert model.optimizer_config.learning_rate == settings["learning_rate"]
+    assert model.optimizer_config.ema_decay == settings["ema_decay"]
+    assert describe(model) == entry["model"] | {
+        "init_args": entry["model"]["init_args"] | {"condition_dropout": 0.1}
+    }
+    assert entry["task"] == old["task"]
+
+
+def test_classes_of_format_1_have_moved(trained, tmp_path):
+    """Schedules and networks by their old names, and a name that was never one, which is refused."""
+    checkpoint = load_plain(trained / "last.ckpt")
+    network = {
+        "class_path": "tauflow.networks.TransformerConfig",
+        "init_args": {"width": 16, "blocks": 1, "heads": 2, "time": False},
+    }
+    schedule = {"class_path": "tauflow.schedules.Polynomial", "init_args": {"exponent": 1.5}}
+    arguments = {
+        "num_tokens": 6,
+        "seq_len": 16,
+        "source": "masked",
+        "schedule": schedule,
+        "network": network,
+        "seed": 0,
+    }
+    arguments |= {"learning_rate": 1e-3, "warmup_steps": 2, "loss_on": "corrupted", "compile_network": False}
+    entry = {"format": 1, "model": {"class_path": "tauflow.module.DFMModule", "init_args": arguments}}
+    checkpoint["tauflow"] = entry | {"task": checkpoint["tauflow"]["task"]}
+    torch.save(checkpoint, tmp_path / "old.ckpt")
+    assert tauflow.load(tmp_path / "old.ckpt").model.process.schedule == Polynomial(1.5)
+    schedule["class_path"] = "tauflow.schedules.Nonsense"
+    torch.save(checkpoint, tmp_path / "old.ckpt")
+    with pytest.raises(CheckpointError, match=r"names tauflow\.schedules\.Nonsense"):
+        tauflow.load(tmp_path / "old.ckpt")
+
+
+# What may not change on the way
+
+
+def test_a_run_is_resumed_with_its_own_settings_only(trained):
+    path = trained / "last.ckpt"
+    checkpoint = read(path)
+    entry = checkpoint["tauflow"]
+    model, task = (build(entry[part], CLASSES) for part in ("model", "task"))
+    refuse_other_settings(checkpoint, path, model, task, 1)
+    faster = DFMModule(task.facts, network=model.network_config, optimizer=OptimizerConfig(learning_rate=0.5))
+    refuse_other_settings(checkpoint, path, faster, task, 1)  # may change
+    for other_model, other_task, accumulate, message in (
+        (model, task, 2, "accumulate_grad_batches: 1 there, 2 here"),
+        (
+            model,
+            Countdown(length=16, values=6, batch_size=4, epoch_items=64),
+            1,
+            "batch_size: 8 there, 4 here",
+        ),
+        (model, LabelledCountdown(length=16, values=6), 1, "LabelledCountdown here"),
+        (
+            DFMModule(task.facts, source="uniform", network=model.network_config),
+            task,
+            1,
+            r"Uniform\(num_tokens=6\) here",
+        ),
+        (DFMModule(DataFacts(6, (4, 4)), network=model.network_config), task, 1, r"shape=\[4, 4\]"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            refuse_other_settings(checkpoint, path, other_model, other_task, accumulate)
+
+
+def test_a_run_of_format_1_may_be_resumed():
+    """Its settings are the same, though they were written otherwise."""
+    path = SHIPPED / "countdown_masked.ckpt"
+    checkpoint = read(path)
+    model, task = (build(checkpoint["tauflow"][part], CLASSES) for part in ("model", "task"))
+    refuse_other_settings(checkpoint, path, model, task, checkpoint["tauflow"]["accumulate_grad_batches"])
+
+
+def test_a_source_named_by_import_path_is_refused(trained, tmp_path):
+    """A model imports the source that its configuration names; a file may not make it do so."""
+    (tmp_path / "evil_source.py").write_text("raise SystemExit('code of a checkpoint was run')")
+    checkpoint = load_plain(trained / "best.ckpt")
+    for name in ("evil_source.Source", f"{tmp_path}/evil_source.py:Source"):
+        checkpoint["tauflow"]["model"]["init_args"]["source"] = name
+        torch.save(checkpoint, tmp_path / "evil.ckpt")
+        with pytest.raises(CheckpointError, match="nothing was imported"):
+            tauflow.load(tmp_path / "evil.ckpt")

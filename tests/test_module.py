@@ -1,5 +1,6 @@
-"""The module on its own and through real training: loss normalisation, the first loss, EMA, overfitting, the guard."""
+"""The module on its own and through real training: loss, EMA, overfitting, the guard."""
 
+import dataclasses
 import math
 
 import pytest
@@ -9,32 +10,34 @@ from lightning.pytorch import Trainer
 
 import tauflow
 from tauflow.errors import NonFiniteLoss
-from tauflow.module import DFMModule
 from tauflow.networks import TransformerConfig
-from tauflow.tasks import Countdown
+from tauflow.tasks import Countdown, DataFacts, Task
+from tauflow.tasks.data import TaskData
+from tauflow.train import DFMModule, OptimizerConfig
 
 TRAINER = {"accelerator": "cpu", "logger": False} | dict.fromkeys(
     ["enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False
 )
-SIZES = {"network": TransformerConfig(width=16, blocks=1, heads=2), "num_tokens": 6, "seq_len": 16}
+NETWORK = TransformerConfig(width=16, blocks=1, heads=2)
+FACTS = DataFacts(num_tokens=6, shape=(16,))
 
 
-def module(**options) -> DFMModule:
+def module(facts: DataFacts = FACTS, **options) -> DFMModule:
     torch.manual_seed(0)
-    return DFMModule(**(SIZES | options))
+    return DFMModule(facts, **({"network": NETWORK} | options))
 
 
-def perturbed(**options) -> DFMModule:
+def perturbed(facts: DataFacts = FACTS, **options) -> DFMModule:
     """A module whose head is not zero any more, so that losses and gradients differ between rows."""
-    model = module(**options)
+    model = module(facts, **options)
     for parameter in model.network.parameters():
         parameter.data.add_(0.2 * torch.randn_like(parameter))
     return model
 
 
-def validate(model: DFMModule, task: Countdown) -> dict[str, float]:
+def validate(model: DFMModule, task: Task) -> dict[str, float]:
     trainer = Trainer(**TRAINER)
-    trainer.validate(model, task, verbose=False)
+    trainer.validate(model, TaskData(task), verbose=False)
     return {name: value.item() for name, value in trainer.callback_metrics.items()}
 
 
@@ -49,7 +52,10 @@ def loss_and_gradient(model: DFMModule, x_1, noise, parts: list[torch.Tensor]):
 @pytest.mark.parametrize("loss_on", ["corrupted", "all"])
 def test_loss_and_gradient_do_not_depend_on_the_split(source, loss_on):
     model = perturbed(source=source, loss_on=loss_on).double()
-    x_1, noise = torch.randint(6, (8, 16), generator=torch.Generator().manual_seed(3)), model.training_noise(step=5, batch_size=8)
+    x_1, noise = (
+        torch.randint(6, (8, 16), generator=torch.Generator().manual_seed(3)),
+        model.training_noise(step=5, batch_size=8),
+    )
     whole = loss_and_gradient(model, x_1, noise, [torch.arange(8)])
     for parts in (torch.arange(8).view(2, 4), torch.arange(8).view(4, 2).T, torch.arange(8).view(8, 1)):
         loss, gradient = loss_and_gradient(model, x_1, noise, list(parts))
@@ -63,7 +69,9 @@ def test_loss_is_the_mean_cross_entropy_where_it_says(source, expected):
     assert model.loss_on == expected
     x_1, noise = torch.randint(6, (8, 16)), model.training_noise(step=0, batch_size=8)
     logits = model.network(noise.corrupt(x_1), noise.t)
-    by_hand = torch.nn.functional.cross_entropy(logits.flatten(0, 1), x_1.flatten(), reduction="none").view(8, 16)
+    by_hand = torch.nn.functional.cross_entropy(logits.flatten(0, 1), x_1.flatten(), reduction="none").view(
+        8, 16
+    )
     by_hand = by_hand[noise.corrupted].mean() if expected == "corrupted" else by_hand.mean()
     torch.testing.assert_close(model.loss(x_1, noise, torch.arange(8)), by_hand)
 
@@ -90,10 +98,16 @@ def test_training_noise_is_a_function_of_seed_and_step():
 
 @pytest.mark.parametrize("source", ["masked", "uniform"])
 def test_overfits_a_fixed_batch(source):
-    """Eight fixed sequences with fixed noise are learned by heart: a bug in conditioning, masking or the gradient would show."""
+    """Eight fixed sequences with fixed noise are learned by heart: a bug in conditioning, masking or the
+    gradient would show.
+    """
     model = module(source=source, network=TransformerConfig(width=64, blocks=2, heads=2))
-    x_1, noise = torch.randint(6, (8, 16), generator=torch.Generator().manual_seed(1)), model.training_noise(0, 8)
-    noise = noise._replace(t=noise.t.clamp(min=0.2), corrupted=noise.corrupted & (torch.arange(16) > 3))  # something to tell them apart
+    x_1, noise = (
+        torch.randint(6, (8, 16), generator=torch.Generator().manual_seed(1)),
+        model.training_noise(0, 8),
+    )
+    # something to tell them apart
+    noise = noise._replace(t=noise.t.clamp(min=0.2), corrupted=noise.corrupted & (torch.arange(16) > 3))
     optimizer = torch.optim.AdamW(model.network.parameters(), lr=1e-3)
     for _ in range(300):
         optimizer.zero_grad()
@@ -110,25 +124,38 @@ def test_logged_values_of_a_run(trained):
     assert scalars["train/loss"][-1][1] < math.log(6) - 0.02
     assert [step for step, _ in scalars["val/bound"]] == [8, 16, 24]
     assert scalars["val/bound"][-1][1] < scalars["val/bound"][0][1]
-    for tag in ("train/learning_rate", "train/gradient_norm", "train/tokens_per_second", "val/bound_standard_error"):
+    for tag in (
+        "train/learning_rate",
+        "train/gradient_norm",
+        "train/tokens_per_second",
+        "val/bound_standard_error",
+    ):
         assert all(value > 0 for _, value in scalars[tag]), tag
     for quarter in (1, 2, 3, 4):
         assert len(scalars[f"val/loss_kappa_quarter_{quarter}"]) == 3
 
 
 def test_bound_of_an_untrained_masked_model_is_ln_v():
-    """All posteriors uniform: every masked coordinate pays ln V, so the bound is ln V up to the noise in the number of masks."""
+    """All posteriors uniform: every masked coordinate pays ln V, so the bound is ln V up to the noise in the
+    number of masks.
+    """
     task, model = Countdown(length=16, values=6, val_items=256, batch_size=64), module()
     result = validate(model, task)
     assert abs(result["val/bound"] - math.log(6)) < 4 * result["val/bound_standard_error"]
 
 
 def test_uniform_bound_does_not_grow_with_the_number_of_items():
-    """Up to kappa = 1 the integral diverges for any finite logits; with the cutoff and the draw two sizes agree within their errors."""
-    results = [validate(module(source="uniform"), Countdown(length=16, values=6, val_items=n, batch_size=128)) for n in (128, 4096)]
+    """Up to kappa = 1 the integral diverges for any finite logits; with the cutoff and the draw two sizes
+    agree within their errors.
+    """
+    results = [
+        validate(module(source="uniform"), Countdown(length=16, values=6, val_items=n, batch_size=128))
+        for n in (128, 4096)
+    ]
     error = math.hypot(*(result["val/bound_standard_error"] for result in results))
     assert abs(results[0]["val/bound"] - results[1]["val/bound"]) < 3 * error
-    # all posteriors uniform: the integral over kappa in [0, c) of [1 - 1/V - P(x_t != x_1) (1 - ln V)] / (1 - kappa), and ln V for the draw
+    # all posteriors uniform: the integral over kappa in [0, c) of
+    # [1 - 1/V - P(x_t != x_1) (1 - ln V)] / (1 - kappa), and ln V for the draw
     v, c = 6, 1 - 1e-3
     exact = (1 - 1 / v) * -math.log(1 - c) - (1 - 1 / v) * c * (1 - math.log(v)) + math.log(v)
     assert abs(results[1]["val/bound"] - exact) < 4 * results[1]["val/bound_standard_error"]
@@ -136,25 +163,27 @@ def test_uniform_bound_does_not_grow_with_the_number_of_items():
 
 def test_validate_then_fit(tmp_path):
     """Nothing made under inference mode, where Lightning validates, stays around to break training."""
-    task, model = Countdown(length=18, values=6, val_items=4, batch_size=8, epoch_items=16), module(seq_len=18)
-    model.denoiser()
+    task = Countdown(length=18, values=6, val_items=4, batch_size=8, epoch_items=16)
+    model = module(task.facts)
     with torch.inference_mode():
-        model.denoiser().evaluate(torch.zeros(1, 18, dtype=torch.long), torch.zeros(1))
+        model.model().denoiser.evaluate(torch.zeros(1, 18, dtype=torch.long), torch.zeros(1))
     validate(model, task)
     trainer = Trainer(max_steps=2, **TRAINER)
-    trainer.fit(model, task)
+    trainer.fit(model, TaskData(task))
     assert trainer.global_step == 2
 
 
 def test_a_task_of_another_size_is_refused():
-    with pytest.raises(ValueError, match=r"made for 16 coordinates of 6 tokens, the task has 12 of 6"):
+    with pytest.raises(
+        ValueError, match=r"made for shape \(16,\) of 6 tokens, the task has shape \(12,\) of 6"
+    ):
         validate(module(), Countdown(length=12, values=6))
 
 
 def test_batches_can_be_looked_at_without_a_trainer():
     task = Countdown(length=16, values=6, batch_size=8)
     task.setup()
-    batch = next(iter(task.train_dataloader()))
+    batch = next(iter(TaskData(task).train_dataloader()))
     assert batch["tokens"].shape == (8, 16)
     assert batch["position"].tolist() == list(range(8))
 
@@ -178,15 +207,17 @@ def test_ema_is_what_validation_and_reloading_use(trained):
     assert not torch.equal(raw, averaged)
 
     run = tauflow.load(trained / "last.ckpt")
-    assert torch.equal(run.denoiser.network.output.weight, averaged)
-    assert (run.step, run.task.seq_len, run.source) == (24, 16, tauflow.Masked(6))
-    assert run.schedule == tauflow.Polynomial(2.0)
+    assert torch.equal(run.model.denoiser.network.output.weight, averaged)
+    assert (run.step, run.task.length, run.model.shape) == (24, 16, (16,))
+    assert run.model.process == tauflow.Mixture(tauflow.Masked(6), "quadratic")
 
     logged = dict(read_scalars(trained)["val/bound"])[24]
     bounds = {}
     for name in ("network.", "ema.network."):
-        model = DFMModule(6, 16, network=run.denoiser.network.config)
-        model.ema.network.load_state_dict({k.removeprefix(name): v for k, v in weights.items() if k.startswith(name)})
+        model = DFMModule(run.task.facts, network=run.model.denoiser.network.config)
+        model.ema.network.load_state_dict(
+            {k.removeprefix(name): v for k, v in weights.items() if k.startswith(name)}
+        )
         bounds[name] = validate(model, run.task)["val/bound"]
     assert bounds["ema.network."] == pytest.approx(logged, rel=1e-5)
     assert abs(bounds["network."] - logged) > 1e-4
@@ -194,7 +225,7 @@ def test_ema_is_what_validation_and_reloading_use(trained):
 
 def test_ema_update_by_hand():
     """Step 1 averages with decay 2/11, later steps with more, never with more than asked for."""
-    model = module(ema_decay=0.5)
+    model = module(optimizer=OptimizerConfig(ema_decay=0.5))
     start = model.ema.network.output.bias.clone()
     model.network.output.bias.data += 1
     model.ema.update(model.network, step=1)
@@ -208,28 +239,46 @@ def test_non_finite_loss_stops_before_the_weights_are_changed(tmp_path):
     model.network.output.bias.data[2] = float("inf")
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trainer = Trainer(max_steps=3, **TRAINER)
-    with pytest.raises(NonFiniteLoss, match=r"loss is nan at step 1 \(loss nan on rank 0 for items 0 to 7, t from 0\.\d+ to 0\.\d+\)"):
-        trainer.fit(model, task)
+    with pytest.raises(
+        NonFiniteLoss,
+        match=r"loss is nan at step 1 \(loss nan on rank 0 for items 0 to 7, t from 0\.\d+ to 0\.\d+\)",
+    ):
+        trainer.fit(model, TaskData(task))
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_gradient_accumulation_gives_the_same_run(trained, tmp_path):
-    """The same global batch in two halves: the same losses up to rounding, because items, noise and normalisation are the same."""
+    """The same global batch in two halves: the same losses up to rounding, because items, noise and
+    normalisation are the same.
+    """
     result = run_train(
-        *TINY, "--trainer.max_steps=24", "--trainer.accumulate_grad_batches=2", f"--trainer.default_root_dir={tmp_path}", cwd=tmp_path
+        *TINY,
+        "--trainer.max_steps=24",
+        "--trainer.accumulate_grad_batches=2",
+        f"--trainer.default_root_dir={tmp_path}",
+        cwd=tmp_path,
     )
     assert result.returncode == 0, result.stderr
     whole, halves = read_scalars(trained), read_scalars(tmp_path / "version_0")
     for tag in ("train/loss", "train/gradient_norm", "val/bound"):
         assert [step for step, _ in halves[tag]] == [step for step, _ in whole[tag]]
-        assert [value for _, value in halves[tag]] == pytest.approx([value for _, value in whole[tag]], rel=2e-3), tag
+        assert [value for _, value in halves[tag]] == pytest.approx(
+            [value for _, value in whole[tag]], rel=2e-3
+        ), tag
 
 
+@pytest.mark.slow
 def test_bf16_and_compile(tmp_path):
     result = run_train(
         *TINY,
-        *("--trainer.max_steps=4", "--trainer.precision=bf16-mixed", "--model.compile_network=true", "--model.network.time=true"),
+        *(
+            "--trainer.max_steps=4",
+            "--trainer.precision=bf16-mixed",
+            "--model.compile_network=true",
+            "--model.network.time=true",
+        ),
         f"--trainer.default_root_dir={tmp_path}",
         cwd=tmp_path,
     )
@@ -238,3 +287,16 @@ def test_bf16_and_compile(tmp_path):
     assert losses[0] == pytest.approx(math.log(6), rel=1e-3)
     assert losses[-1] < losses[0]
     assert tauflow.load(tmp_path / "version_0" / "last.ckpt").step == 4
+
+
+@pytest.mark.parametrize(
+    ("source", "time", "warned"),
+    [("uniform", False, True), ("uniform", True, False), ("masked", False, False)],
+)
+def test_a_network_without_time_is_warned_of_where_the_posterior_depends_on_it(source, time, warned, recwarn):
+    task = Countdown(length=16, values=6, batch_size=8, epoch_items=16, val_items=4)
+    model = module(task.facts, source=source, network=dataclasses.replace(NETWORK, time=time))
+    assert not [each for each in recwarn if "network.time" in str(each.message)], "a model may be rebuilt"
+    Trainer(max_steps=2, **TRAINER).fit(model, TaskData(task))
+    found = [str(each.message) for each in recwarn if "--model.network.time true" in str(each.message)]
+    assert len(found) == warned

@@ -1,16 +1,19 @@
+import hashlib
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from tauflow.denoisers import SplitDenoiser
-from tauflow.networks import Transformer, TransformerConfig
+from tauflow.denoise import DROPPED, SplitDenoiser
+from tauflow.errors import SettingsError
+from tauflow.networks import Network, NetworkConfig, Transformer, TransformerConfig, network_from
 
 
-def network(num_states=7, num_tokens=6, **sizes) -> Transformer:
+def network(conditions=(), **sizes) -> Transformer:
     torch.manual_seed(0)
-    net = Transformer(TransformerConfig(**({"width": 32, "blocks": 2, "heads": 4} | sizes)), num_states, num_tokens)
+    net = Transformer(TransformerConfig(**({"width": 32, "blocks": 2, "heads": 4} | sizes)), 7, 6, conditions)
     for parameter in net.parameters():  # leave the special initialisation
         parameter.data.add_(0.1 * torch.randn_like(parameter))
     return net
@@ -24,7 +27,9 @@ def test_first_logits_are_zero():
     logits = net(X, T)
     assert logits.shape == (3, 10, 6)
     assert (logits == 0).all()
-    assert F.cross_entropy(logits.flatten(0, 1), X.flatten() % 6).item() == pytest.approx(math.log(6), rel=1e-6)
+    assert F.cross_entropy(logits.flatten(0, 1), X.flatten() % 6).item() == pytest.approx(
+        math.log(6), rel=1e-6
+    )
 
 
 def test_every_part_learns():
@@ -43,10 +48,16 @@ def test_bidirectional_and_position_aware():
 
 
 def test_rotary_attention_depends_on_relative_positions_only():
-    """Rotated q and k of equal content give the same product wherever the pair stands, and another one at another distance."""
-    from tauflow.networks import Rotate, _rotation
+    """Rotated q and k of equal content give the same product wherever the pair stands, and another one at
+    another distance.
+    """
+    from tauflow.networks.transformer import Rotate, _rotation
 
-    qkv = torch.randn(1, 1, 3, 1, 16, generator=torch.Generator().manual_seed(0)).expand(1, 12, 3, 1, 16).clone()
+    qkv = (
+        torch.randn(1, 1, 3, 1, 16, generator=torch.Generator().manual_seed(0))
+        .expand(1, 12, 3, 1, 16)
+        .clone()
+    )
     q, k, v = Rotate.apply(qkv.clone(), *_rotation(12, 16, qkv.device, qkv.dtype)).unbind(2)
     scores = torch.einsum("bihk,bjhk->ij", q, k)
     torch.testing.assert_close(scores.diagonal(3), scores[0, 3].expand(9))
@@ -55,7 +66,7 @@ def test_rotary_attention_depends_on_relative_positions_only():
 
 
 def test_rotation_gradient():
-    from tauflow.networks import Rotate, _rotation
+    from tauflow.networks.transformer import Rotate, _rotation
 
     qkv = torch.randn(2, 5, 3, 2, 4, dtype=torch.float64, requires_grad=True)
     cos, sin = _rotation(5, 4, qkv.device, qkv.dtype)
@@ -74,7 +85,7 @@ def test_padding_mask_hides_padding():
     net = network()
     padded = torch.cat([X, torch.full((3, 4), 5)], dim=1)
     mask = torch.arange(14).expand(3, 14) < 10
-    torch.testing.assert_close(net(padded, T, mask)[:, :10], net(X, T), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(net(padded, T, mask=mask)[:, :10], net(X, T), atol=1e-5, rtol=1e-4)
     assert not torch.allclose(net(padded, T)[:, :10], net(X, T), atol=1e-3)
 
 
@@ -83,6 +94,7 @@ def test_head_on_rows_equals_forward():
     torch.testing.assert_close(net.head(net.hidden(X, T).flatten(0, 1)[rows]), net(X, T).flatten(0, 1)[rows])
 
 
+@pytest.mark.slow
 def test_compiled_blocks_agree():
     net = network()
     expected = net(X, T)
@@ -90,7 +102,7 @@ def test_compiled_blocks_agree():
     gradients = [parameter.grad.clone() for parameter in net.parameters()]
     names = list(net.state_dict())
     net.zero_grad()
-    net.compile_blocks()
+    net.compile_parts()
     output = net(X, T)
     output.square().sum().backward()
     torch.testing.assert_close(output, expected, atol=1e-4, rtol=1e-3)
@@ -115,3 +127,94 @@ def test_denoiser_reads_rows_lazily():
     torch.testing.assert_close(evaluation.rows(rows), dense.flatten(0, 1)[rows])
     torch.testing.assert_close(evaluation.at(rows, torch.tensor([1, 5])), dense.flatten(0, 1)[rows, [1, 5]])
     assert not dense.requires_grad
+
+
+# Conditions
+
+
+def test_a_network_without_conditions_starts_from_the_same_weights_as_ever():
+    """Names, order and drawn values of the parameters: old checkpoints load, and runs repeat exactly."""
+    torch.manual_seed(0)
+    net = Transformer(TransformerConfig(width=16, blocks=1, heads=2), 7, 6)
+    digest = hashlib.sha256()
+    for name, value in net.state_dict().items():
+        digest.update(name.encode() + value.numpy().tobytes())
+    assert digest.hexdigest()[:16] == "00fb78b37d3eb196"
+
+
+def test_each_column_of_a_condition_matters_and_not_given_is_a_value_of_its_own():
+    net = network(conditions=(3, 2))
+    first = torch.tensor([[0, 1], [2, 0], [1, 1]])
+    out = net(X, T, first)
+    for column, value in ((0, 1), (1, 0), (0, DROPPED), (1, DROPPED)):
+        other = first.clone()
+        other[0, column] = value
+        changed = (net(X, T, other) != out).flatten(1).any(1)
+        assert changed.tolist() == [True, False, False], (column, value)
+    assert torch.equal(net(X, T), net(X, T, torch.full((3, 2), DROPPED))), "none at all is none given"
+
+
+def test_every_part_of_a_condition_learns():
+    net = network(conditions=(3, 2))
+    net(X, T, torch.tensor([[0, 1], [DROPPED, 0], [1, DROPPED]])).square().sum().backward()
+    for column, rows in ((0, [True, True, False, True]), (1, [True, True, True])):
+        gradient = net.condition.tables[column].weight.grad
+        assert gradient.abs().amax(1).bool().tolist() == rows
+
+
+def test_conditions_are_given_by_the_denoiser():
+    net = network(conditions=(3,))
+    denoiser = SplitDenoiser(net, 6)
+    assert denoiser.conditions == (3,)
+    label = torch.tensor([[2], [0], [1]])
+    torch.testing.assert_close(denoiser.evaluate(X, T, label).dense(), net(X, T, label).softmax(-1))
+    torch.testing.assert_close(denoiser.evaluate(X, T).dense(), net(X, T).softmax(-1))
+
+
+@dataclass(frozen=True)
+class Plain(NetworkConfig):
+    """A network that takes no condition, as one outside the package may be written."""
+
+    width: int = 4
+
+    def build(self, shape, num_states, num_tokens):
+        return PlainNetwork(self.width, num_states, num_tokens)
+
+
+class PlainNetwork(Network):
+    def __init__(self, width, num_states, num_tokens):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(num_states, width)
+        self.output = torch.nn.Linear(width, num_tokens)
+
+    def hidden(self, x, t):
+        return self.embedding(x)
+
+    def head(self, rows):
+        return self.output(rows)
+
+
+@dataclass(frozen=True)
+class Promising(Plain):
+    """A config that promises more than its network keeps."""
+
+    takes_condition = True
+
+    def build(self, shape, num_states, num_tokens, conditions=()):
+        return super().build(shape, num_states, num_tokens)
+
+
+def test_a_network_that_takes_no_condition_says_so():
+    net = network_from(Plain(), (10,), 7, 6)
+    assert net(X, T).shape == (3, 10, 6)
+    assert net.conditions == ()
+    with pytest.raises(SettingsError, match=r"has conditions \(3,\), but the network of Plain takes none"):
+        network_from(Plain(), (10,), 7, 6, (3,))
+    with pytest.raises(SettingsError, match=r"Promising says takes_condition, but hidden\(\) of its Plain"):
+        network_from(Promising(), (10,), 7, 6, (3,))
+    with pytest.raises(
+        SettingsError, match=r"PlainNetwork has no parts to compile; drop --model\.compile_network"
+    ):
+        net.compile_parts()
+    with pytest.raises(SettingsError, match="must be a NetworkConfig"):
+        network_from(net, (10,), 7, 6)

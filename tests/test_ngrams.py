@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tauflow.errors import SettingsError
-from tauflow.ngrams import KneserNey
+from tauflow.tasks.text.ngrams import KneserNey
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
@@ -15,7 +15,9 @@ def test_probabilities_sum_to_one(order):
     generator = np.random.default_rng(0)
     v = 5
     model = KneserNey.fit(generator.choice(v, size=(30, 12), p=[0.5, 0.3, 0.15, 0.05, 0]), v, order)
-    contexts = np.array(list(itertools.product(range(v), repeat=order - 1))).reshape(v ** (order - 1), order - 1)
+    contexts = np.array(list(itertools.product(range(v), repeat=order - 1))).reshape(
+        v ** (order - 1), order - 1
+    )
     for k in range(order):
         used = contexts[:, :k]
         total = sum(model.probabilities(used, np.full(len(used), token)) for token in range(v))
@@ -23,10 +25,11 @@ def test_probabilities_sum_to_one(order):
 
 
 def test_bigrams_by_hand():
-    """a b a c a b: bigrams ab 2, ba 1, ac 1, ca 1, so d = 3 / (3 + 2 * 1) = 0.6; continuations a 2 (after b, c), b 1, c 1, so d = 0.5.
+    """a b a c a b: bigrams ab 2, ba 1, ac 1, ca 1, so d = 3 / (3 + 2 * 1) = 0.6; continuations a 2 (after b,
+    c), b 1, c 1, so d = 0.5.
 
-    P(a) = (2 - 0.5) / 4 + 0.5 * 3 / 4 / 3 = 0.5; P(b) = P(c) = 0.5 / 4 + 0.125 = 0.25
-    P(b | a) = (2 - 0.6) / 3 + 0.6 * 2 / 3 * 0.25 = 0.56667; P(c | a) = 0.4 / 3 + 0.1 = 0.23333; P(a | a) = 0.4 * 0.5 = 0.2
+    P(a) = (2 - 0.5) / 4 + 0.5 * 3 / 4 / 3 = 0.5; P(b) = P(c) = 0.5 / 4 + 0.125 = 0.25 P(b | a) = (2 - 0.6) /
+    3 + 0.6 * 2 / 3 * 0.25 = 0.56667; P(c | a) = 0.4 / 3 + 0.1 = 0.23333; P(a | a) = 0.4 * 0.5 = 0.2
     """
     model = KneserNey.fit(np.array([[0, 1, 0, 2, 0, 1]]), 3, order=2)
     unigrams = model.probabilities(np.empty((3, 0), dtype=int), np.arange(3))

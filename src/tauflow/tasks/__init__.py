@@ -1,7 +1,20 @@
 """Tasks: data, what a sample is, and how good it is."""
 
-from tauflow.tasks.base import SampleMean, Task
-from tauflow.tasks.countdown import Countdown
+from tauflow.tasks.base import DataFacts, Task
+from tauflow.tasks.countdown import Countdown, LabelledCountdown
+from tauflow.tasks.items import Shuffled
+from tauflow.tasks.metrics import ConditionalSampleMean, SampleMean, SampleMetric, UnigramTotalVariation
 from tauflow.tasks.text import Text
 
-__all__ = ["Countdown", "SampleMean", "Task", "Text"]
+__all__ = [
+    "ConditionalSampleMean",
+    "Countdown",
+    "DataFacts",
+    "LabelledCountdown",
+    "SampleMean",
+    "SampleMetric",
+    "Shuffled",
+    "Task",
+    "Text",
+    "UnigramTotalVariation",
+]

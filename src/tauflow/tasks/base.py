@@ -1,217 +1,182 @@
-"""Task: the data module that also knows what a sample is and how good it is.
+"""Task: data, what a sample is, and how good it is.
 
-A training batch is {"tokens": (b, D), "position": (b,)}: position p counts items since the beginning of training over all devices, so
-step p // B and row p % B of the global batch of B items follow from it alone. A validation batch has "index" instead.
+Shapes: B samples, D coordinates, V data tokens, C columns of a condition.
 """
 
-import signal
-from abc import abstractmethod
-from collections.abc import Callable, Iterator
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
-from torchmetrics import Metric, MetricCollection
+from torch.utils.data import IterableDataset
+from torchmetrics import MetricCollection
 
 from tauflow.errors import SettingsError
+from tauflow.samplers import Prompt
+from tauflow.tasks.items import Share, items_of
+
+UNIT = 2.0**-40  # of probabilities
+UNIGRAM_ITEMS = 4096  # training items that the unigram law is counted in
 
 
-class Task(LightningDataModule):
-    """Abstract. A final task sets `train_data` and `val_data` in `setup` and says what its samples are.
+@dataclass(frozen=True)
+class DataFacts:
+    """What a model must know of its data.
 
-    `train_data[p]` must be the item at position p of an endless order (a permutation a pass, or fresh items) as {"tokens", "position"};
-    `val_data[i]` a fixed item {"tokens", "index"}. Both take lists of positions through `__getitems__`.
+    Args:
+        num_tokens: data tokens, V.
+        shape: of one sample: (D,) for a sequence, (H, W) or (H, W, C) for a picture.
+        conditions: how many values each column of a condition has; none: there is no condition.
+        unigrams: gives the law (V,) of the data tokens, which the marginal source starts from.
+    """
+
+    num_tokens: int
+    shape: tuple[int, ...]
+    conditions: tuple[int, ...] = ()
+    unigrams: Callable[[], Tensor] | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+        object.__setattr__(self, "conditions", tuple(self.conditions))
+
+    @property
+    def length(self) -> int:
+        """Return D, the coordinates of a sample."""
+        return math.prod(self.shape)
+
+    def __str__(self) -> str:
+        extra = f", conditions {self.conditions}" if self.conditions else ""
+        return f"shape {self.shape} of {self.num_tokens} tokens{extra}"
+
+
+class Task(ABC):
+    """Abstract. A final task says its sizes, makes its data in `setup`, and knows its samples.
+
+    Constructor arguments are the settings (`--data.length`), and each is kept as an attribute of its name: a
+    checkpoint describes the task by them. `train_data[p]` is the item at position p of an endless order, a
+    permutation for each pass (`tauflow.tasks.Shuffled`) or fresh items; `val_data[i]` is a fixed one. An item
+    is {"tokens": a sample, "condition"?: integers (C,)}. `__getitems__`, where there is one, gives several at
+    once.
     """
 
     num_tokens: int  # V
-    seq_len: int  # D
-    train_data: Dataset
-    val_data: Dataset
+    shape: tuple[int, ...]  # of one sample
+    conditions: tuple[int, ...] = ()  # how many values each column of a condition has
     headline: str  # the metric that comes first in tables, and that plots and the HParams tab show
+    batch_size: int = 32  # items of an optimizer step over all devices and accumulated batches together
+    epoch_items: int = 4096  # training items called an epoch
+    num_workers: int = 0  # loader processes for each device
+    train_data: Any
+    val_data: Any
     folder: Path | None = None  # of the run that it belongs to
     alone: str = ""  # why there is no real data to measure against, for a checkpoint that came without it
 
-    def __init__(self, batch_size: int, epoch_items: int, num_workers: int):
-        super().__init__()
-        self.batch_size = batch_size
-        self.epoch_items = epoch_items
-        self.num_workers = num_workers
+    @property
+    def length(self) -> int:
+        """Return D, the coordinates of a sample."""
+        return math.prod(self.shape)
 
     @property
-    def geometry(self) -> tuple[int, ...]:
-        """Sizes of the grid that the D coordinates are, the last axis fastest: a sequence, or (height, width) for images."""
-        return (self.seq_len,)
+    def facts(self) -> DataFacts:
+        """Return what a model must know of the data."""
+        return DataFacts(self.num_tokens, self.shape, self.conditions, self.unigrams)
+
+    # Data
+
+    @abstractmethod
+    def setup(self, stage: str | None = None) -> None:
+        """Make `train_data` (stage "fit" or None) and `val_data`; stages are those of Lightning."""
+
+    def stream(self, share: Share) -> IterableDataset | None:
+        """Return one rank's training batches for data without positions; None: `train_data` has positions."""
+        return None
+
+    def begin_run(self, folder: Path) -> None:
+        """Write, on rank zero, what belongs beside the checkpoints of a run; nothing by default."""
+        return
+
+    def unigrams(self) -> Tensor:
+        """Return the law of the data tokens, float64 (V,), none of it 0.
+
+        One is added to the count of every token in the first UNIGRAM_ITEMS items of training, or as many as
+        there are: the same law in every run.
+        """
+        if not hasattr(self, "train_data"):
+            self.setup("fit")
+        count = min(UNIGRAM_ITEMS, len(self.train_data))
+        items = items_of(self.train_data, list(range(count)))
+        return unigram_law(torch.stack([torch.as_tensor(item["tokens"]) for item in items]), self.num_tokens)
+
+    # Samples
 
     @abstractmethod
     def sample_metrics(self) -> MetricCollection:
-        """Fresh metrics, fed with generated tokens (B, D) only; each computes (value, standard error over samples).
+        """Return fresh metrics, fed with tokens (B, D); each computes (value, standard error over samples).
 
-        Make the collection with compute_groups=False: torchmetrics otherwise shares the state of metrics that agree on the first batch.
+        Make the collection with compute_groups=False: torchmetrics otherwise shares the state of metrics that
+        agree on the first batch.
         """
 
     @abstractmethod
-    def show(self, tokens: Tensor) -> str:
-        """Generated tokens (B, D) as text for people, with an empty line between samples."""
+    def show(self, tokens: Tensor, condition: Tensor | None = None) -> list[str] | np.ndarray:
+        """Return generated tokens (B, D) for people: a text for each, or pictures uint8 (B, H, W, 3)."""
 
-    def prompt(self, text: str) -> tuple[Tensor, Tensor]:
-        """What is known of a sample, as the user wrote it: tokens (D,), and true (D,) where they are known."""
-        raise SettingsError(f"{type(self).__name__} has no prompts; leave --prompt out")
+    def caption(self, condition: Tensor) -> str:
+        """Return one condition (C,) in words."""
+        return " ".join(str(value) for value in condition.tolist())
 
-    def infill(self, text: str) -> tuple[Tensor, Tensor]:
-        """The same for text with blanks."""
-        raise SettingsError(f"{type(self).__name__} has no texts to fill in; leave --infill out")
+    def condition(self, text: str) -> Tensor:
+        """Return a condition (C,) from what the user wrote."""
+        if not self.conditions:
+            raise SettingsError(f"{type(self).__name__} has no conditions; drop --condition")
+        words = text.replace(",", " ").split()
+        values = [int(word) if word.isdecimal() else -1 for word in words]
+        fits = len(values) == len(self.conditions)
+        if not fits or any(not 0 <= v < size for v, size in zip(values, self.conditions, strict=True)):
+            ranges = ", ".join(f"0 to {size - 1}" for size in self.conditions)
+            raise SettingsError(
+                f"a condition of {type(self).__name__} is whole numbers ({ranges}), got {text!r}"
+            )
+        return torch.tensor(values)
+
+    def sample_conditions(self, count: int, first: int = 0) -> Tensor | None:
+        """Return the conditions (count, C) of validation items from number `first` on.
+
+        They begin again at 0 after the last item. None for a task without conditions.
+        """
+        if not self.conditions:
+            return None
+        if not hasattr(self, "val_data"):
+            self.setup("validate")
+        numbers = [number % len(self.val_data) for number in range(first, first + count)]
+        conditions = [torch.as_tensor(item["condition"]) for item in items_of(self.val_data, numbers)]
+        return torch.stack(conditions).long()
+
+    def prompt(self, text: str) -> Prompt:
+        """Return what is known of a sample, as the user wrote it: tokens (D,), true (D,) where known."""
+        raise SettingsError(f"{type(self).__name__} has no prompts; drop --prompt")
+
+    def infill(self, text: str) -> Prompt:
+        """Return the same for text with blanks."""
+        raise SettingsError(f"{type(self).__name__} has no texts to fill in; drop --infill")
 
     def use_judges(self, names: str, device: torch.device | None = None) -> None:
-        """Measures perplexity under other judges than those of the configuration, on a device."""
-        raise SettingsError(f"{type(self).__name__} has no perplexity; leave --judge out")
-
-    def train_dataloader(self) -> DataLoader:
-        trainer = self.trainer or Alone()
-        self._check_split(trainer)
-        batches = GlobalBatches(
-            steps_per_epoch=self.epoch_items // self.batch_size,
-            batch_size=self.batch_size,
-            accumulate=trainer.accumulate_grad_batches,
-            rank=trainer.global_rank,
-            world_size=trainer.world_size,
-            step=lambda: trainer.global_step,
-        )
-        return self._loader(self.train_data, batches)
-
-    def _check_split(self, trainer) -> None:
-        shares = trainer.world_size * trainer.accumulate_grad_batches
-        if self.batch_size % shares:
-            raise SettingsError(
-                f"the global batch of {self.batch_size} items cannot be split over {trainer.world_size} devices x "
-                f"{trainer.accumulate_grad_batches} accumulated batches; make --data.batch_size a multiple of {shares}"
-            )
-        if self.epoch_items < self.batch_size:
-            raise SettingsError(
-                f"an epoch of {self.epoch_items} items holds no batch of {self.batch_size}; lower --data.batch_size or get more data"
-            )
-
-    def val_dataloader(self) -> DataLoader:
-        trainer = self.trainer or Alone()
-        mine = range(trainer.global_rank, len(self.val_data), trainer.world_size)
-        size = max(1, self.batch_size // (trainer.world_size * trainer.accumulate_grad_batches))
-        return self._loader(self.val_data, [list(mine[i : i + size]) for i in range(0, len(mine), size)])
-
-    def _loader(self, data: Dataset, batches: Sampler | None) -> DataLoader:
-        """A loader of batches of items by position, or of what an iterable makes batches of itself."""
-        return ResumableLoader(
-            data,
-            **({"batch_sampler": batches} if batches is not None else {"batch_size": None}),
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-            pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator(),  # else every pass over the data would move the global one
-            worker_init_fn=_leave_stopping_to_the_trainer,
-        )
+        """Measure perplexity under other judges than those of the configuration, on a device."""
+        raise SettingsError(f"{type(self).__name__} has no perplexity; drop --judge")
 
 
-def standard_error(values: Tensor) -> Tensor:
-    """Of the mean of values (N,); one value says nothing about it."""
-    return values.std() / len(values) ** 0.5 if len(values) > 1 else torch.tensor(torch.nan)
+def unigram_law(tokens: Tensor, num_tokens: int) -> Tensor:
+    """Return the law (V,) of tokens, float64, with one added to every count.
 
-
-class SampleMean(Metric):
-    """Mean over samples of a number that each of them has, with its standard error. A final metric says which number."""
-
-    higher_is_better = False
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        for name in ("count", "total", "squares"):
-            self.add_state(name, torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
-
-    @abstractmethod
-    def of(self, tokens: Tensor) -> Tensor:
-        """The numbers (B,) of the samples tokens (B, D)."""
-
-    def update(self, tokens: Tensor) -> None:
-        values = self.of(tokens).double()
-        self.count += len(values)
-        self.total += values.sum()
-        self.squares += values.square().sum()
-
-    def compute(self) -> tuple[Tensor, Tensor]:
-        mean = self.total / self.count
-        variance = (self.squares / self.count - mean.square()).clamp(min=0) * self.count / (self.count - 1)
-        return mean, (variance / self.count).sqrt()
-
-
-class UnigramTotalVariation(Metric):
-    """Total variation between the tokens seen at all coordinates and a law (V,); masks and the like are foreign to it.
-
-    The standard error is of first order: the distance is linear in the shares as long as none crosses the law.
+    Probabilities are multiples of UNIT that sum to 1 exactly: to normalise them again changes no bit, so a
+    source that is rebuilt from them is the same.
     """
-
-    higher_is_better = False
-
-    def __init__(self, law: Tensor, **kwargs):
-        super().__init__(**kwargs)
-        self.law = law
-        self.add_state("tokens", [], dist_reduce_fx="cat")
-
-    def update(self, tokens: Tensor) -> None:
-        self.tokens.append(tokens)
-
-    def compute(self) -> tuple[Tensor, Tensor]:
-        tokens = (torch.cat(self.tokens) if isinstance(self.tokens, list) else self.tokens).cpu()  # (N, D)
-        values = len(self.law)
-        tokens = tokens.masked_fill((tokens < 0) | (tokens >= values), values)
-        shares = torch.bincount(tokens.flatten(), minlength=values + 1) / tokens.numel()
-        difference = shares - torch.cat([self.law.double().cpu(), torch.zeros(1)])
-        slopes = (difference.sign() / 2)[tokens].mean(1)  # what a sample adds to the distance, (N,)
-        return difference.abs().sum() / 2, standard_error(slopes)
-
-
-class Alone:
-    """Stands for the trainer where there is none, to look at batches."""
-
-    world_size = accumulate_grad_batches = 1
-    global_rank = global_step = 0
-
-
-def _leave_stopping_to_the_trainer(worker: int) -> None:
-    """Ctrl-C reaches the loader's processes too, but the trainer still needs them to end its step."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-
-
-class GlobalBatches(Sampler):
-    """Batches of one rank, cut from a global order of positions so that no split changes which items a step sees.
-
-    Step n takes positions n B ... (n + 1) B - 1. Each rank takes every world_size-th of them and cuts its share into `accumulate` parts.
-    An epoch begins at the step that training has reached, asked from the trainer, so a resumed run continues with the next item.
-    """
-
-    def __init__(self, steps_per_epoch: int, batch_size: int, accumulate: int, rank: int, world_size: int, step: Callable[[], int]):
-        self.steps_per_epoch = steps_per_epoch
-        self.batch_size = batch_size
-        self.accumulate = accumulate
-        self.rank = rank
-        self.world_size = world_size
-        self.step = step
-
-    def __len__(self) -> int:
-        return self.steps_per_epoch * self.accumulate
-
-    def __iter__(self) -> Iterator[list[int]]:
-        first = self.step()
-        last = (first // self.steps_per_epoch + 1) * self.steps_per_epoch
-        part = self.batch_size // self.accumulate
-        for begin in range(first * self.batch_size, last * self.batch_size, part):
-            yield list(range(begin + self.rank, begin + part, self.world_size))
-
-
-class ResumableLoader(DataLoader):
-    """Tells Lightning that a run may stop in the middle of an epoch: the place to continue follows from the trainer's step."""
-
-    def state_dict(self) -> dict:
-        return {}
-
-    def load_state_dict(self, state: dict) -> None:
-        pass
+    counts = torch.bincount(tokens.flatten().long(), minlength=num_tokens).double() + 1
+    units = (counts / counts.sum() / UNIT).round().clamp(min=1)
+    units[units.argmax()] += 1 / UNIT - units.sum()
+    return units * UNIT

@@ -1,51 +1,40 @@
 """Countdown: sequences that count down to 0 and start again anywhere (paper, section exp_countdown).
 
-x^1 ~ U{0..V-1}; x^{i+1} = x^i - 1 if x^i > 0, else U{0..V-1}. Shapes: B sequences, D coordinates, V values.
+The rule, its exact law and its exact denoiser are in `tauflow.theory.countdown`. Shapes: B sequences, D
+coordinates, V values.
 """
 
-import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
 
 from tauflow.errors import SettingsError
+from tauflow.samplers import Prompt
 from tauflow.seeds import seed_of
-from tauflow.tasks.base import SampleMean, Task, UnigramTotalVariation
+from tauflow.tasks.base import Task
+from tauflow.tasks.countdown_metrics import (
+    STEPS,
+    AskedErrorRate,
+    AskedSequenceErrorRate,
+    AskedUnigramTotalVariation,
+    SequenceErrorRate,
+    TransitionErrorRate,
+    asked_step,
+)
+from tauflow.tasks.items import ENDLESS, Item
+from tauflow.tasks.metrics import UnigramTotalVariation
+from tauflow.theory.countdown import stationary_law, successor, violations
 
 PER_LINE = 32  # values of a shown sample
 
 
-def successor(x, fresh):
-    """The rule: what follows x, given a fresh uniform draw for the case that it is free. Works on numpy arrays and tensors."""
-    return (x > 0) * (x - 1) + (x == 0) * fresh
-
-
-def transition_matrix(values: int) -> Tensor:
-    """T[x, y] = P(next = y | x), float64 (V, V)."""
-    x, fresh = torch.meshgrid(torch.arange(values), torch.arange(values), indexing="ij")
-    ones = torch.full((values, values), 1 / values, dtype=torch.float64)
-    return torch.zeros(values, values, dtype=torch.float64).scatter_add_(1, successor(x, fresh), ones)
-
-
-def stationary_law(values: int) -> Tensor:
-    """The law that the chain leaves unchanged, float64 (V,): value s with probability proportional to P(U >= s) = (V - s) / V."""
-    weights = torch.arange(values, 0, -1, dtype=torch.float64)
-    return weights / weights.sum()
-
-
-def entropy(length: int, values: int) -> float:
-    """Exact entropy of a sequence in nats per coordinate: ln V for the first coordinate and for each that follows a 0."""
-    law, transition = torch.full((values,), 1 / values, dtype=torch.float64), transition_matrix(values)
-    draws = 1.0
-    for _ in range(length - 1):
-        draws += law[0].item()
-        law = law @ transition
-    return draws * math.log(values) / length
-
-
+@dataclass(eq=False)
 class Countdown(Task):
     """The synthetic countdown task: endless, made on the fly, nothing to download.
 
@@ -59,110 +48,179 @@ class Countdown(Task):
         num_workers: loader processes for each device; 0 makes items in the training process.
     """
 
+    length: int = 256
+    values: int = 32
+    batch_size: int = 32
+    epoch_items: int = 8192
+    val_items: int = 512
+    seed: int = 0
+    num_workers: int = 0
+
     headline = "error_rate"
 
-    def __init__(
-        self,
-        length: int = 256,
-        values: int = 32,
-        batch_size: int = 32,
-        epoch_items: int = 8192,
-        val_items: int = 512,
-        seed: int = 0,
-        num_workers: int = 0,
-    ):
-        if length < 2 or values < 2:
-            raise SettingsError(f"countdown needs length >= 2 and values >= 2, got length {length} and values {values}")
-        if batch_size < 1 or val_items < 2:
-            raise SettingsError(f"countdown needs batch_size >= 1 and val_items >= 2, got {batch_size} and {val_items}")
-        super().__init__(batch_size=batch_size, epoch_items=epoch_items, num_workers=num_workers)
-        self.length = self.seq_len = length
-        self.values = self.num_tokens = values
-        self.val_items = val_items
-        self.seed = seed
+    def __post_init__(self) -> None:
+        if self.length < 2 or self.values < 2:
+            raise SettingsError(
+                f"countdown needs length >= 2 and values >= 2, got length {self.length} and values "
+                f"{self.values}"
+            )
+        if self.batch_size < 1 or self.val_items < 2:
+            raise SettingsError(
+                f"countdown needs batch_size >= 1 and val_items >= 2, got {self.batch_size} and "
+                f"{self.val_items}"
+            )
+        self.num_tokens = self.values
+        self.shape = (self.length,)
 
     def setup(self, stage: str | None = None) -> None:
-        self.train_data = CountdownItems(self.length, self.values, self.seed, "train", count=2**62, name="position")
-        self.val_data = CountdownItems(self.length, self.values, self.seed, "val", count=self.val_items, name="index")
+        self.train_data = self._items("train", ENDLESS)
+        self.val_data = self._items("val", self.val_items)
+
+    def _items(self, split: str, count: int) -> "CountdownItems":
+        return CountdownItems(self.length, self.values, self.seed, split, count)
 
     def sample_metrics(self) -> MetricCollection:
-        return MetricCollection(
-            {
-                "error_rate": TransitionErrorRate(self.values),
-                "sequence_error_rate": SequenceErrorRate(self.values),
-                "unigram_tv": UnigramTotalVariation(stationary_law(self.values)),  # real data is not at 0: it begins uniform
-            },
-            compute_groups=False,
-        )
+        law = stationary_law(self.values)  # real data is not at distance 0 of it: a sequence begins uniform
+        metrics: dict[str, Metric | MetricCollection] = {
+            "error_rate": TransitionErrorRate(self.values),
+            "sequence_error_rate": SequenceErrorRate(self.values),
+            "unigram_tv": UnigramTotalVariation(law),
+        }
+        return MetricCollection(metrics, compute_groups=False)
 
-    def show(self, tokens: Tensor) -> str:
-        """`!` stands before a value that breaks the rule."""
+    def show(self, tokens: Tensor, condition: Tensor | None = None) -> list[str]:
+        """Return lines of values; `!` stands before a value that breaks the rule."""
+        return self._lines(tokens, violations(tokens, self.values))
+
+    def _lines(self, tokens: Tensor, broken: Tensor) -> list[str]:
         width = len(str(self.values)) + 1
-        broken = torch.nn.functional.pad(violations(tokens, self.values), (1, 0))
+        broken = torch.nn.functional.pad(broken, (1, 0))
         samples = []
         for row, bads in zip(tokens.tolist(), broken.tolist(), strict=True):
-            words = [f"{'!' if bad else ''}{token}".rjust(width) for token, bad in zip(row, bads, strict=True)]
-            samples.append("\n".join(" ".join(words[i : i + PER_LINE]) for i in range(0, len(words), PER_LINE)))
-        return "\n\n".join(samples)
+            words = [
+                f"{'!' if bad else ''}{token}".rjust(width) for token, bad in zip(row, bads, strict=True)
+            ]
+            lines = [" ".join(words[i : i + PER_LINE]) for i in range(0, len(words), PER_LINE)]
+            samples.append("\n".join(lines))
+        return samples
 
-    def prompt(self, text: str) -> tuple[Tensor, Tensor]:
-        """Values separated by blanks, from the beginning; `_` stands for one that is to be found: "31 30 _ 28"."""
+    def prompt(self, text: str) -> Prompt:
+        """Read values separated by blanks, from the beginning, with `_` for one to be found: "31 30 _ 28"."""
         words = text.split()
         if len(words) > self.length:
-            raise SettingsError(f"the prompt has {len(words)} values, the model {self.length}; leave {len(words) - self.length} out")
-        if bad := [word for word in words if word != "_" and not (word.isdecimal() and int(word) < self.values)]:
-            raise SettingsError(f"a prompt of countdown holds values 0 to {self.values - 1} and _ for unknown ones, not {bad[0]!r}")
-        tokens, known = torch.zeros(self.length, dtype=torch.long), torch.zeros(self.length, dtype=torch.bool)
+            raise SettingsError(
+                f"the prompt has {len(words)} values, the model {self.length}; drop "
+                f"{len(words) - self.length} of them"
+            )
+        if bad := [
+            word for word in words if word != "_" and not (word.isdecimal() and int(word) < self.values)
+        ]:
+            raise SettingsError(
+                f"a prompt of countdown holds values 0 to {self.values - 1} and _ for unknown ones, not "
+                f"{bad[0]!r}"
+            )
+        tokens = torch.zeros(self.length, dtype=torch.long)
+        known = torch.zeros(self.length, dtype=torch.bool)
         for place, word in enumerate(words):
             if word != "_":
-                tokens[place], known[place] = int(word), True
-        return tokens, known
+                tokens[place] = int(word)
+                known[place] = True
+        return Prompt(tokens, known)
 
 
-class CountdownItems(Dataset):
-    """Item i is a pure function of (seed, split, i): not of order, workers, devices or what was drawn before."""
+@dataclass(eq=False)
+class LabelledCountdown(Countdown):
+    """Countdown with a label that says the step by which to count down: 1, 2 or 3.
 
-    def __init__(self, length: int, values: int, seed: int, split: str, count: int, name: str):
-        self.length, self.values, self.seed, self.split, self.count, self.name = length, values, seed, split, count, name
+    A sample is measured under the step that it was asked for; one that was asked for no step is refused,
+    because a sequence that keeps to some step tells nothing about the condition.
+    """
+
+    length: int = 64
+    values: int = 16
+
+    conditions = (STEPS,)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.values <= STEPS:
+            raise SettingsError(f"countdown with labels needs values > {STEPS}, got {self.values}")
+
+    def _items(self, split: str, count: int) -> "CountdownItems":
+        return LabelledItems(self.length, self.values, self.seed, split, count)
+
+    def sample_metrics(self) -> MetricCollection:
+        metrics: dict[str, Metric | MetricCollection] = {"error_rate": AskedErrorRate(self.values)}
+        for label in range(STEPS):
+            metrics[f"error_rate_step_{label + 1}"] = AskedErrorRate(self.values, label)
+        metrics["sequence_error_rate"] = AskedSequenceErrorRate(self.values)
+        metrics["unigram_tv"] = AskedUnigramTotalVariation(self.values)
+        return MetricCollection(metrics, compute_groups=False)
+
+    def show(self, tokens: Tensor, condition: Tensor | None = None) -> list[str]:
+        """Return lines of values; `!` stands before one that breaks the rule of the step asked for."""
+        if condition is None:
+            return self._lines(tokens, torch.zeros_like(tokens[:, 1:]))
+        return self._lines(tokens, violations(tokens, self.values, asked_step(condition)))
+
+    def caption(self, condition: Tensor) -> str:
+        """Return "step 2" for the label 1."""
+        return f"step {int(condition[0]) + 1}"
+
+    def condition(self, text: str) -> Tensor:
+        """Read the step: "1", "2" or "3"."""
+        word = text.strip().removeprefix("step").strip()
+        if word not in {str(label + 1) for label in range(STEPS)}:
+            raise SettingsError(f"the condition of this countdown is its step, 1 to {STEPS}, got {text!r}")
+        return torch.tensor([int(word) - 1])
+
+
+@dataclass
+class CountdownItems(Dataset[Item]):
+    """Item i is a pure function of (seed, split, i): not of order, workers or what was drawn before."""
+
+    length: int
+    values: int
+    seed: int
+    split: str
+    count: int
+
+    name = "countdown"  # keys the draws
 
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, i: int) -> dict[str, Tensor]:
-        return self.__getitems__([i])[0]
+    def __getitem__(self, number: int) -> Item:
+        return self.__getitems__([number])[0]
 
-    def __getitems__(self, items: list[int]) -> list[dict[str, Tensor]]:
-        items = [int(i) for i in items]
-        if min(items) < 0 or max(items) >= self.count:
-            raise IndexError(f"items are numbered 0 to {self.count - 1}, got {min(items)} to {max(items)}")
-        keys = [seed_of("countdown", self.seed, self.split, i) for i in items]
-        fresh = np.stack([np.random.Generator(np.random.Philox(key)).integers(self.values, size=self.length) for key in keys])
+    def __getitems__(self, numbers: Sequence[int]) -> list[Item]:
+        numbers = [int(number) for number in numbers]
+        if min(numbers) < 0 or max(numbers) >= self.count:
+            raise IndexError(
+                f"items are numbered 0 to {self.count - 1}, got {min(numbers)} to {max(numbers)}"
+            )
+        keys = [seed_of(self.name, self.seed, self.split, number) for number in numbers]
+        return self._made([np.random.Generator(np.random.Philox(key)) for key in keys])
+
+    def _made(self, generators: list[np.random.Generator]) -> list[Item]:
+        return [{"tokens": row} for row in self._sequences(generators, 1)]
+
+    def _sequences(self, generators: list[np.random.Generator], step: Any) -> Tensor:
+        """Return sequences (b, D), one from each generator, with a step for all or for each (b,)."""
+        fresh = np.stack([generator.integers(self.values, size=self.length) for generator in generators])
         x = fresh.copy()  # (b, D)
         for d in range(1, self.length):
-            x[:, d] = successor(x[:, d - 1], fresh[:, d])
-        return [{"tokens": torch.from_numpy(row), self.name: torch.tensor(i)} for row, i in zip(x, items, strict=True)]
+            x[:, d] = successor(x[:, d - 1], fresh[:, d], step)
+        return torch.from_numpy(x)
 
 
-def violations(tokens: Tensor, values: int) -> Tensor:
-    """Which transitions of tokens (B, D) break the rule, bool (B, D - 1); one from or to a mask, or any other foreign state, does."""
-    foreign = (tokens < 0) | (tokens >= values)
-    previous, following = tokens[:, :-1], tokens[:, 1:]
-    return (successor(previous, following) != following) | foreign[:, :-1] | foreign[:, 1:]
+class LabelledItems(CountdownItems):
+    """The same with a label, drawn first: {"tokens", "condition"}."""
 
+    name = "labelled countdown"
 
-class TransitionErrorRate(SampleMean):
-    """Share of transitions that break the rule."""
-
-    def __init__(self, values: int, **kwargs):
-        super().__init__(**kwargs)
-        self.values = values
-
-    def of(self, tokens: Tensor) -> Tensor:
-        return violations(tokens, self.values).double().mean(1)
-
-
-class SequenceErrorRate(TransitionErrorRate):
-    """Share of sequences with at least one transition that breaks the rule."""
-
-    def of(self, tokens: Tensor) -> Tensor:
-        return violations(tokens, self.values).any(1)
+    def _made(self, generators: list[np.random.Generator]) -> list[Item]:
+        labels = np.array([generator.integers(STEPS) for generator in generators])
+        sequences = self._sequences(generators, labels + 1)
+        conditions = torch.from_numpy(labels)[:, None]
+        return [{"tokens": row, "condition": label} for row, label in zip(sequences, conditions, strict=True)]

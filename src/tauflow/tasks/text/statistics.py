@@ -1,4 +1,4 @@
-"""TextStatistics: what samples of text are measured against, made from the training split and saved beside the run."""
+"""TextStatistics: what samples of text are measured against, made from the training split."""
 
 import io
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 
 from tauflow import files
 from tauflow.errors import SettingsError
-from tauflow.ngrams import KneserNey
+from tauflow.tasks.text.ngrams import KneserNey
 
 GRAM = 8
 
@@ -22,21 +22,23 @@ class TextStatistics:
 
     @classmethod
     def of(cls, train: np.ndarray, validation: np.ndarray, num_tokens: int) -> "TextStatistics":
-        """From blocks (N, D) that follow each other in the text."""
+        """Count blocks (N, D) that follow each other in the text."""
         unigrams = np.bincount(train.ravel(), minlength=num_tokens).astype(np.float64)
         order = 3 if num_tokens**3 <= 2**64 else 2
-        return cls(unigrams / unigrams.sum(), np.unique(_hashes(train.reshape(1, -1))), validation, KneserNey.fit(train, num_tokens, order))
+        grams = np.unique(_hashes(train.reshape(1, -1)))
+        return cls(unigrams / unigrams.sum(), grams, validation, KneserNey.fit(train, num_tokens, order))
 
     def memorised(self, tokens: np.ndarray) -> np.ndarray:
-        """Share of the 8-grams of each sample (B, D) that stand in the training text, float64 (B,)."""
+        """Return the share of the 8-grams of each sample (B, D) that the training text has, (B,)."""
         hashes = _hashes(tokens)
         place = np.minimum(np.searchsorted(self.grams, hashes), len(self.grams) - 1)
         return (self.grams[place] == hashes).mean(1) if hashes.shape[1] else np.zeros(len(tokens))
 
     def save(self, path: Path) -> None:
         buffer = io.BytesIO()
-        np.savez_compressed(buffer, unigrams=self.unigrams, grams=self.grams, validation=self.validation, **self.ngrams.arrays())
-        with files.whole(path) as file:
+        own = {"unigrams": self.unigrams, "grams": self.grams, "validation": self.validation}
+        np.savez_compressed(buffer, **own, **self.ngrams.arrays())  # type: ignore[arg-type]  # of numpy's stub
+        with files.atomic(path) as file:
             file.write(buffer.getvalue())
 
     @classmethod
@@ -45,13 +47,14 @@ class TextStatistics:
             ngrams = KneserNey.from_arrays(saved)
             if ngrams.num_tokens != num_tokens:
                 raise SettingsError(
-                    f"{path} was made with {ngrams.num_tokens} tokens, the model has {num_tokens}; remove it to make it again"
+                    f"{path} was made with {ngrams.num_tokens} tokens, the model has {num_tokens}; remove it "
+                    "to make it again"
                 )
             return cls(saved["unigrams"], saved["grams"], saved["validation"], ngrams)
 
 
 def _hashes(tokens: np.ndarray) -> np.ndarray:
-    """64-bit hashes of all 8-grams of each row (B, D - 7)."""
+    """Return 64-bit hashes of all 8-grams of each row (B, D - 7)."""
     tokens = np.asarray(tokens).astype(np.uint64)
     width = max(0, tokens.shape[1] - GRAM + 1)
     result = np.zeros((len(tokens), width), dtype=np.uint64)

@@ -1,6 +1,7 @@
-"""Tokenizers: characters or byte-level BPE made from the corpus, a tokenizer.json, GPT-2's pair of files, or one of the hub by name.
+"""Tokenizers: characters or byte-level BPE made from the corpus, a file, or a name of the hub.
 
-A Vocabulary is a `tokenizers.Tokenizer` that knows which token ends a document.
+A file is a tokenizer.json, or GPT-2's pair of files. A Vocabulary is a `tokenizers.Tokenizer` that knows
+which token ends a document.
 """
 
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from tauflow.errors import SettingsError
 
 EOS, UNKNOWN = "<eos>", "<unk>"
 KNOWN_EOS = (EOS, "<|endoftext|>", "</s>", "<|end_of_text|>", "<eos_token>", "[SEP]")
-PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # the file names that GPT-2's BPE goes by
+PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # names of the files of GPT-2's BPE
 
 
 @dataclass(frozen=True)
@@ -29,24 +30,28 @@ class Vocabulary:
 
     @property
     def has_space(self) -> bool:
-        """Whether a space is a token; else it is a part of the word after it."""
+        """Return whether a space is a token; else it is a part of the word after it."""
         return self.tokenizer.token_to_id(" ") is not None
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def encode_strictly(self, text: str) -> list[int]:
-        """Refuses text that the vocabulary cannot express."""
+        """Return tokens; refuse text that the vocabulary cannot express."""
         unknown = self.tokenizer.token_to_id(UNKNOWN)
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         for token, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if token == unknown:
-                raise SettingsError(f"the model's vocabulary of characters has no {text[begin:end]!r}; leave it out of the text")
+                raise SettingsError(
+                    f"the model's vocabulary of characters has no {text[begin:end]!r}; drop it from the text"
+                )
         return encoding.ids
 
     def decode(self, tokens: list[int], eos: str) -> str:
-        """Text of tokens, with `eos` where documents end."""
-        parts, part = [], []
+        """Return the text of tokens, with `eos` where documents end."""
+        parts: list[list[int]] = []
+        part: list[int] = []
         for token in tokens:
             if token == self.eos:
                 parts.append(part)
@@ -55,25 +60,32 @@ class Vocabulary:
                 part.append(token)
         return eos.join(self.tokenizer.decode(piece, skip_special_tokens=False) for piece in [*parts, part])
 
+    def texts(self, rows: list[list[int]]) -> list[str]:
+        """Return the texts of samples, with an empty line where documents end."""
+        return [self.decode(row, eos="\n\n") for row in rows]
+
 
 def vocabulary_from(json: str) -> Vocabulary:
-    """From the text of a tokenizer.json."""
+    """Read the text of a tokenizer.json."""
     try:
         tokenizer = Tokenizer.from_str(json)
     except Exception as error:
-        raise SettingsError(f"this is no tokenizer.json that the tokenizers library can read: {error}") from None
+        raise SettingsError(
+            f"this is no tokenizer.json that the tokenizers library can read: {error}"
+        ) from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True  # "<eos>" in a document is text
-    eos = next((tokenizer.token_to_id(name) for name in KNOWN_EOS if tokenizer.token_to_id(name) is not None), None)
-    if eos is None:
+    known = [name for name in KNOWN_EOS if tokenizer.token_to_id(name) is not None]
+    if not known:
         tokenizer.add_special_tokens([EOS])
-        eos = tokenizer.token_to_id(EOS)
+    eos = tokenizer.token_to_id(known[0] if known else EOS)
+    assert eos is not None
     return Vocabulary(tokenizer, eos)
 
 
 def characters(documents: Iterable[str]) -> str:
-    """A tokenizer.json with a token for every character of the documents."""
+    """Return a tokenizer.json with a token for every character of the documents."""
     seen = sorted(set().union(*(set(document) for document in documents)))
     vocabulary = {name: number for number, name in enumerate([EOS, UNKNOWN, *seen])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
@@ -84,20 +96,25 @@ def characters(documents: Iterable[str]) -> str:
 
 
 def byte_level_bpe(documents: Iterable[str], size: int, progress: bool = False) -> str:
-    """A tokenizer.json of byte-level BPE with `size` tokens, trained on the documents."""
+    """Return a tokenizer.json of byte-level BPE with `size` tokens, trained on the documents."""
     if size < 257:
-        raise SettingsError(f"byte-level BPE has 256 bytes and the end of a document: --data.vocabulary must be at least 257, got {size}")
+        raise SettingsError(
+            "byte-level BPE has 256 bytes and the end of a document: --data.vocabulary must be at least "
+            f"257, got {size}"
+        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=progress)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=progress
+    )
     tokenizer.train_from_iterator(documents, trainer)
     return tokenizer.to_str()
 
 
 def existing(name: str) -> str:
-    """The tokenizer.json of a file, a folder (tokenizer.json, or GPT-2's pair of files) or a name of the hub."""
+    """Return the tokenizer.json of a file, a folder (also GPT-2's pair of files) or a name of the hub."""
     path = Path(name).expanduser()
     if path.is_file():
         return _text_of(path)
@@ -107,14 +124,20 @@ def existing(name: str) -> str:
         for vocabulary, merges in PAIRS:
             if (path / vocabulary).is_file() and (path / merges).is_file():
                 return _byte_level_from(path / vocabulary, path / merges)
-        raise SettingsError(f"{path} holds no tokenizer.json and no {' or '.join(' + '.join(pair) for pair in PAIRS)}")
+        raise SettingsError(
+            f"{path} holds no tokenizer.json and no {' or '.join(' + '.join(pair) for pair in PAIRS)}"
+        )
     if name.endswith(".json") or "\\" in name or name.count("/") > 1 or name.startswith((".", "/")):
-        raise SettingsError(f"there is no tokenizer file {name}; name a tokenizer.json, a folder, a name of the hub, `bpe` or `characters`")
+        raise SettingsError(
+            f"there is no tokenizer file {name}; name a tokenizer.json, a folder, a name of the hub, `bpe` "
+            "or `characters`"
+        )
     try:
         return Tokenizer.from_pretrained(name).to_str()
     except Exception as error:
         raise SettingsError(
-            f"the tokenizer {name!r} cannot be fetched from the hub ({str(error).splitlines()[0]}); give a tokenizer.json instead"
+            f"the tokenizer {name!r} cannot be fetched from the hub ({str(error).splitlines()[0]}); give a "
+            "tokenizer.json instead"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Where documents come from: the built-in corpus, local files, or a hub data set; and which of them are for validation."""
+"""Where documents come from, and which of them are for validation."""
 
 import glob
 import gzip
@@ -6,10 +6,10 @@ import hashlib
 import re
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tauflow.errors import SettingsError
 from tauflow.seeds import seed_of
@@ -29,43 +29,46 @@ class Corpus(ABC):
 
 @dataclass(frozen=True)
 class BuiltIn(Corpus):
-    """The language reference that ships with CPython: 79 documents, half a million characters, nothing to download."""
+    """The language reference that ships with CPython: 79 documents, half a million characters."""
 
-    def documents(self):
+    def documents(self) -> Iterator[str]:
         from pydoc_data.topics import topics
 
         yield from (text for _, text in sorted(topics.items()))
 
-    def digest(self):
+    def digest(self) -> str:
         return _digest(text.encode() for text in self.documents())
 
 
 @dataclass(frozen=True)
 class Files(Corpus):
-    """Local text files, plain or .gz; a document is a block between empty lines, or a whole file."""
+    """Local text files, plain or .gz; a document is a block between empty lines, or a file."""
 
     patterns: tuple[str, ...]
     document: DocumentName = "block"
 
     def paths(self) -> list[Path]:
-        found = []
+        found: list[Path] = []
         for pattern in self.patterns:
             matches = sorted(glob.glob(pattern, recursive=True))
             if not matches:
-                raise SettingsError(f"--data.files: there is no file {pattern!r}; separate several names or patterns with commas")
+                raise SettingsError(
+                    f"--data.files: there is no file {pattern!r}; separate several names or patterns with "
+                    "commas"
+                )
             found += [Path(match) for match in matches if Path(match).is_file()]
         if not found:
             raise SettingsError(f"--data.files: {', '.join(self.patterns)} names folders only; add /*.txt")
         return list(dict.fromkeys(found))
 
-    def documents(self):
+    def documents(self) -> Iterator[str]:
         for path in self.paths():
             text = _read(path)
             for part in re.split(r"\n[^\S\n]*\n\s*", text) if self.document == "block" else [text]:
                 if part.strip():
                     yield part.strip("\n")
 
-    def digest(self):
+    def digest(self) -> str:
         return _digest([self.document.encode(), *(path.read_bytes() for path in self.paths())])
 
 
@@ -79,32 +82,39 @@ class Hub(Corpus):
     column: str
     streaming: bool = False
 
-    def load(self):
+    def load(self) -> Any:
+        """Return the data set, downloaded or as a stream."""
         import datasets
 
         try:
             data = datasets.load_dataset(self.name, self.config, split=self.split, streaming=self.streaming)
         except Exception as error:  # the library raises many kinds
             raise SettingsError(
-                f"cannot load the data set {self.name!r} (config {self.config}, split {self.split}): {str(error).splitlines()[0]}; check "
-                "the names and the network, or train on local files with --data.files"
+                f"cannot load the data set {self.name!r} (config {self.config}, split {self.split}): "
+                f"{str(error).splitlines()[0]}; check the names and the network, or train on local files "
+                "with --data.files"
             ) from None
         if data.column_names is not None and self.column not in data.column_names:
-            raise SettingsError(f"the data set {self.name!r} has no column {self.column!r}; it has: {', '.join(data.column_names)}")
+            columns = ", ".join(data.column_names)
+            raise SettingsError(
+                f"the data set {self.name!r} has no column {self.column!r}; it has: {columns}"
+            )
         return data
 
-    def documents(self):
+    def documents(self) -> Iterator[str]:
         for row in self.load():
             if row[self.column] and row[self.column].strip():
                 yield row[self.column]
 
-    def digest(self):
-        return _digest([repr((self.name, self.config, self.split, self.column)).encode(), str(self.load()._fingerprint).encode()])
+    def digest(self) -> str:
+        facts = repr((self.name, self.config, self.split, self.column))
+        return _digest([facts.encode(), str(self.load()._fingerprint).encode()])
 
 
 def in_validation(document: str, share: float, seed: int) -> bool:
-    """A document belongs to validation by its own text: so copies of it are on the same side, however the corpus is read."""
-    return seed_of("split", seed, hashlib.blake2b(document.encode(), digest_size=16).hexdigest()) / 2**63 < share
+    """Return whether a document is for validation, by its own text: copies are on the same side."""
+    own = hashlib.blake2b(document.encode(), digest_size=16).hexdigest()
+    return seed_of("split", seed, own) / 2**63 < share
 
 
 def _read(path: Path) -> str:
@@ -112,13 +122,15 @@ def _read(path: Path) -> str:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = data.decode("utf-8-sig")
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise SettingsError(f"{path} is not text in UTF-8 ({error}); convert it, or leave it out of --data.files") from None
+        raise SettingsError(
+            f"{path} is not text in UTF-8 ({error}); convert it, or drop it from --data.files"
+        ) from None
     if "\0" in text:
-        raise SettingsError(f"{path} is not text: it holds zero bytes; leave it out of --data.files")
+        raise SettingsError(f"{path} is not text: it holds zero bytes; drop it from --data.files")
     return text.replace("\r\n", "\n")
 
 
-def _digest(parts) -> str:
+def _digest(parts: Iterable[bytes]) -> str:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))

@@ -1,0 +1,6 @@
+"""Networks: hidden states and a head, and the configs that build them."""
+
+from tauflow.networks.base import Network, NetworkConfig, network_from
+from tauflow.networks.transformer import Transformer, TransformerConfig
+
+__all__ = ["Network", "NetworkConfig", "Transformer", "TransformerConfig", "network_from"]

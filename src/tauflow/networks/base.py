@@ -1,0 +1,111 @@
+"""Network and the config that builds it.
+
+Shapes: B batch, D coordinates, S states, V data tokens, W width, C columns of a condition.
+
+To add a network, write both in a file of your own and name the config by `class_path` in the configuration:
+
+    @dataclass(frozen=True)
+    class MyConfig(NetworkConfig):
+        width: int = 64
+
+        def build(self, shape, num_states, num_tokens, conditions=()):
+            return MyNetwork(self, num_states, num_tokens)
+"""
+
+import inspect
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from tauflow.errors import SettingsError
+
+
+class Network(nn.Module, ABC):
+    """Abstract: hidden states of all coordinates, and a head that runs only on the rows that are read.
+
+    A network knows only that t is in [0, 1] with data at 1, and never gives mass to a mask: it has V logits.
+    """
+
+    conditions: tuple[int, ...] = ()  # how many values each column of a condition has; empty: it takes none
+
+    @abstractmethod
+    def hidden(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
+        """Return hidden states (B, D, W) of states x (B, D) at times t (B,) under a condition (B, C).
+
+        A column of a condition that holds -1 is not given. A network without conditions may omit the
+        argument.
+        """
+
+    @abstractmethod
+    def head(self, rows: Tensor) -> Tensor:
+        """Return logits (..., V) of hidden rows (..., W)."""
+
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+        """Return logits (B, D, V); the arguments are those of `hidden`."""
+        return self.head(self.hidden(*inputs, **options))
+
+    def compile_parts(self) -> None:
+        """Compile, in place, what is worth it; parameter names must not change."""
+        raise SettingsError(
+            f"{type(self).__name__} has no parts to compile; drop --model.compile_network, or write its "
+            "compile_parts()"
+        )
+
+
+class NetworkConfig(ABC):
+    """Abstract: the settings of a network, a frozen dataclass, and how it is built from them."""
+
+    takes_condition: ClassVar[bool] = False
+
+    @abstractmethod
+    def build(
+        self, shape: tuple[int, ...], num_states: int, num_tokens: int, conditions: tuple[int, ...] = ()
+    ) -> Network:
+        """Return a network for samples of this shape with S states and V data tokens.
+
+        `conditions` says how many values each column of a condition has; only networks with `takes_condition`
+        get any.
+        """
+
+
+def network_from(
+    config: NetworkConfig,
+    shape: tuple[int, ...],
+    num_states: int,
+    num_tokens: int,
+    conditions: tuple[int, ...] = (),
+) -> Network:
+    """Build the network of a config; refuse conditions that it does not take."""
+    name = type(config).__name__
+    if not isinstance(config, NetworkConfig):
+        raise SettingsError(
+            f"network must be a NetworkConfig such as tauflow.networks.TransformerConfig, got {name}"
+        )
+    if conditions and not config.takes_condition:
+        raise SettingsError(
+            f"the task has conditions {conditions}, but the network of {name} takes none; choose one that "
+            "does, such as tauflow.networks.TransformerConfig, or a task without conditions"
+        )
+    given = {"conditions": conditions} if conditions else {}  # a config without them may omit the argument
+    network = config.build(shape, num_states, num_tokens, **given)
+    if not isinstance(network, Network):
+        raise SettingsError(
+            f"{name}.build must return a tauflow.networks.Network, not a {type(network).__name__}"
+        )
+    if conditions and not _takes_condition(network):
+        raise SettingsError(
+            f"{name} says takes_condition, but hidden() of its {type(network).__name__} takes none; write "
+            "hidden(self, x, t, condition=None), or drop takes_condition"
+        )
+    network.conditions = tuple(conditions)
+    return network
+
+
+def _takes_condition(network: Network) -> bool:
+    """Return whether hidden() can be called with x, t and a condition."""
+    try:
+        inspect.signature(network.hidden).bind("x", "t", "condition")
+    except TypeError:
+        return False
+    return True

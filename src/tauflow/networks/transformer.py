@@ -1,0 +1,226 @@
+"""A bidirectional Transformer denoiser.
+
+Shapes: B batch, D coordinates, V data tokens, W width, H heads, K = W / H, C columns of a condition.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tauflow.denoise import DROPPED
+from tauflow.networks.base import Network, NetworkConfig
+
+
+@dataclass(frozen=True)
+class TransformerConfig(NetworkConfig):
+    """Sizes of the denoiser.
+
+    Args:
+        width: size of the hidden states.
+        blocks: number of Transformer blocks.
+        heads: attention heads; must divide the width into heads of even size.
+        mlp_ratio: width of the MLP over the width of the hidden states.
+        time: condition on t by adaptive layer norm; a masked denoiser may ignore time (false), its exact
+            posterior does not depend on t.
+        time_width: number of learned functions of t from which each block's first layer norm takes its scale
+            and shift.
+    """
+
+    takes_condition: ClassVar[bool] = True
+
+    width: int = 128
+    blocks: int = 4
+    heads: int = 4
+    mlp_ratio: int = 4
+    time: bool = True
+    time_width: int = 64
+
+    def __post_init__(self) -> None:
+        sizes = {
+            name: getattr(self, name) for name in ("width", "blocks", "heads", "mlp_ratio", "time_width")
+        }
+        if min(sizes.values()) < 1:
+            raise ValueError(f"network sizes must be at least 1, got {sizes}")
+        if self.width % (2 * self.heads):
+            raise ValueError(
+                f"width {self.width} must be a multiple of 2 * heads = {2 * self.heads}, so that each head "
+                "can be rotated in pairs"
+            )
+
+    def build(
+        self, shape: tuple[int, ...], num_states: int, num_tokens: int, conditions: tuple[int, ...] = ()
+    ) -> "Transformer":
+        return Transformer(self, num_states, num_tokens, conditions)
+
+
+class Transformer(Network):
+    """A sequence of states with rotary positions; a condition is added to every embedding."""
+
+    def __init__(
+        self, config: TransformerConfig, num_states: int, num_tokens: int, conditions: tuple[int, ...] = ()
+    ):
+        super().__init__()
+        self.config = config
+        self.conditions = tuple(conditions)
+        self.embedding = nn.Embedding(num_states, config.width)
+        self.time = TimeFeatures(config.time_width) if config.time else None
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
+        self.norm = Norm(config)
+        self.output = nn.Linear(config.width, num_tokens)
+        self._initialise()
+        if conditions:  # made last: without conditions nothing else is drawn
+            self.condition = ConditionFeatures(self.conditions, config.width)
+
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=1 / math.sqrt(module.in_features))
+                nn.init.zeros_(module.bias)
+        nn.init.normal_(self.embedding.weight, std=1.0)
+        for block in self.blocks:  # the residual stream keeps its scale at any depth
+            assert isinstance(block, Block)
+            for out in (block.attention_out, block.mlp_out):
+                out.weight.data.mul_(1 / math.sqrt(2 * len(self.blocks)))
+        for module in self.modules():
+            if isinstance(module, Norm) and module.modulation is not None:
+                nn.init.zeros_(module.modulation.weight)  # a plain layer norm to begin with
+        nn.init.zeros_(self.output.weight)  # all logits 0: the first loss is ln V exactly
+
+    def hidden(
+        self, x: Tensor, t: Tensor, condition: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """Return hidden states (B, D, W); `mask` (B, D) is false on padding."""
+        h = self.embedding(x)  # (B, D, W)
+        if self.conditions:
+            h = h + self.condition(condition, len(x))[:, None]
+        time = None if self.time is None else self.time(t)  # (B, time_width)
+        rotation = _rotation(x.shape[1], self.config.width // self.config.heads, h.device, h.dtype)
+        attended = None if mask is None else mask[:, None, None, :]  # (B, 1, 1, D)
+        for block in self.blocks:
+            h = block(h, time, rotation, attended)
+        return self.norm(h, time)
+
+    def head(self, rows: Tensor) -> Tensor:
+        return self.output(rows)
+
+    def compile_parts(self) -> None:
+        for block in self.blocks:
+            block.compile()
+
+
+class ConditionFeatures(nn.Module):
+    """The sum of one embedding for each column of a condition; the last row of a table is "not given"."""
+
+    def __init__(self, conditions: tuple[int, ...], width: int):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(size + 1, width) for size in conditions)
+
+    def forward(self, condition: Tensor | None, count: int) -> Tensor:
+        """Return features (B, W) of a condition (B, C); none at all is one that drops every column."""
+        if condition is None:
+            device = next(self.parameters()).device
+            condition = torch.full((count, len(self.tables)), DROPPED, device=device)
+        total = torch.zeros((), device=condition.device)
+        for column, table in zip(condition.unbind(1), self.tables, strict=True):
+            assert isinstance(table, nn.Embedding)
+            total = total + table(torch.where(column == DROPPED, table.num_embeddings - 1, column))
+        return total
+
+
+class Block(nn.Module):
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        width = config.width
+        self.heads = config.heads
+        self.attention_norm = Norm(config)
+        self.attention_in = nn.Linear(width, 3 * width)  # q, k and v at once
+        self.attention_out = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp_in = nn.Linear(width, config.mlp_ratio * width)
+        self.mlp_out = nn.Linear(config.mlp_ratio * width, width)
+
+    def forward(
+        self, h: Tensor, time: Tensor | None, rotation: tuple[Tensor, Tensor], attended: Tensor | None
+    ) -> Tensor:
+        batch, length, width = h.shape
+        qkv = self.attention_in(self.attention_norm(h, time)).view(batch, length, 3, self.heads, -1)
+        rotated = Rotate.apply(qkv, *rotation)
+        q, k, v = (part.transpose(1, 2) for part in rotated.unbind(2))  # (B, H, D, K) each
+        values = F.scaled_dot_product_attention(q, k, v, attn_mask=attended)
+        h = h + self.attention_out(values.transpose(1, 2).reshape(batch, length, width))
+        return h + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(h))))
+
+
+class Norm(nn.Module):
+    """Layer norm whose scale and shift are learned constants, or linear in the features of t (adaptive)."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.modulation = nn.Linear(config.time_width, 2 * config.width) if config.time else None
+        self.norm = nn.LayerNorm(config.width, elementwise_affine=not config.time)
+
+    def forward(self, h: Tensor, time: Tensor | None) -> Tensor:
+        h = self.norm(h)
+        if self.modulation is None:
+            return h
+        scale, shift = self.modulation(time)[:, None].chunk(2, dim=-1)  # (B, 1, W) each
+        return torch.addcmul(shift, h, 1 + scale)
+
+
+class TimeFeatures(nn.Module):
+    """Smooth learned functions of t: a Fourier basis up to frequency 16 and a small MLP."""
+
+    frequencies = 32
+
+    def __init__(self, width: int):
+        super().__init__()
+        first = nn.Linear(2 * self.frequencies, 2 * width)
+        self.mlp = nn.Sequential(first, nn.SiLU(), nn.Linear(2 * width, width), nn.SiLU())
+
+    def forward(self, t: Tensor) -> Tensor:
+        weight = next(self.mlp.parameters())
+        frequencies = torch.linspace(0, 16 * math.pi, self.frequencies, device=weight.device)
+        angles = t.to(weight.dtype)[:, None] * frequencies
+        return self.mlp(torch.cat([angles.cos(), angles.sin()], dim=-1))
+
+
+@functools.lru_cache(maxsize=16)
+def _rotation(length: int, size: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return rotary tables (cos, sin), each (D, 1, 1, K / 2), cached by shape, device and dtype."""
+    with torch.inference_mode(False):  # whoever calls first, training must be able to use the tables
+        frequency = 10_000.0 ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+        angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
+        cos, sin = (table[:, None, None].to(dtype).to(device) for table in (angle.cos(), angle.sin()))
+    return cos, sin
+
+
+class Rotate(torch.autograd.Function):
+    """The rotation of q and k of qkv (B, D, 3, H, K) by the angle of their position; v passes.
+
+    Pairs are of the first and second half. Written out because it is linear: it works in place, keeps nothing
+    but the tables, and its gradient is the rotation back.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.mark_dirty(qkv)
+        return _rotate_(qkv, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _rotate_(gradient.contiguous(), cos, -sin), None, None
+
+
+def _rotate_(qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = qkv[:, :, :2].chunk(2, dim=-1)
+    rotated = torch.addcmul(first * cos, second, sin, value=-1)
+    second.mul_(cos).addcmul_(first, sin)
+    first.copy_(rotated)
+    return qkv

@@ -1,0 +1,143 @@
+"""Checkpoint files: atomic, only plain data inside, read without trusting them.
+
+A checkpoint is Lightning's, plus the entry "tauflow": {"format", "model", "task"} that says how to rebuild
+both; the task is None where there was none. An object is described as {"class_path": ..., "init_args":
+{...}}, as in a configuration file, and rebuilt only if the class is one that the reader allows.
+"""
+
+import pickle
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from tauflow.errors import CheckpointError
+from tauflow.files import atomic
+from tauflow.process import SOURCES
+from tauflow.train.described import build, describe, path_of
+from tauflow.train.upgrade import upgraded
+
+KEY = "tauflow"
+FORMAT = 2
+__all__ = [
+    "FORMAT",
+    "KEY",
+    "AtomicCheckpointIO",
+    "build",
+    "describe",
+    "export",
+    "read",
+    "refuse_foreign_classes",
+]
+HARMLESS = {"lightning.pytorch.cli.instantiate_module"}  # LightningCLI's `_instantiator`; never called here
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes beside the target and renames: a killed run leaves the old file or the new one, never half."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        if "://" in str(path):  # object stores commit entire files by themselves
+            return super().save_checkpoint(checkpoint, path, storage_options)
+        with atomic(path) as file:
+            torch.save(checkpoint, file)
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """Return the contents of a checkpoint file that tauflow wrote, in today's format.
+
+    It is plain data: nothing in it is imported or called.
+    """
+    path = Path(path)
+    if not path.is_file():
+        near = sorted(str(p) for p in path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
+        hint = f"there are {', '.join(near)}" if near else "train one with `python train.py`"
+        raise CheckpointError(f"no checkpoint at {path}; {hint}")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        if isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path):
+            raise CheckpointError(
+                f"{path} holds more than plain data and is refused, it could run code when loaded: "
+                f"{_first_line(error)}"
+            ) from None
+        raise CheckpointError(
+            f"{path} cannot be read, it is truncated or not a checkpoint ({_first_line(error)}); use another "
+            "one of the run"
+        ) from None
+    entry = checkpoint.get(KEY) if isinstance(checkpoint, dict) else None
+    if not isinstance(entry, dict) or not isinstance(checkpoint.get("state_dict"), dict):
+        raise CheckpointError(
+            f"{path} was not written by tauflow's train.py; train a model with it, or load the weights "
+            "yourself"
+        )
+    if entry.get("format") not in (1, FORMAT):
+        raise CheckpointError(
+            f"{path} has format {entry.get('format')!r}, this version of tauflow reads the formats 1 to "
+            f"{FORMAT}"
+        )
+    complete = isinstance(entry.get("model"), dict) and isinstance(entry.get("task", ""), dict | NoneType)
+    if not complete or type(checkpoint.get("global_step")) is not int:
+        raise CheckpointError(
+            f"{path} is not complete: it does not say how its model and task were built, or at which step it "
+            "is"
+        )
+    try:
+        return checkpoint | {KEY: upgraded(entry) if entry["format"] == 1 else entry}
+    except RecursionError:
+        raise _too_deep(path) from None
+
+
+def export(path: str | Path, target: str | Path) -> None:
+    """Write what sampling needs of a checkpoint: the averaged weights, and how to rebuild model and task.
+
+    Training cannot be resumed from it.
+    """
+    checkpoint = read(path)
+    weights = {
+        name: value.clone() for name, value in checkpoint["state_dict"].items() if name.startswith("ema.")
+    }
+    with atomic(target) as file:
+        torch.save(
+            {"state_dict": weights, "global_step": checkpoint["global_step"], KEY: checkpoint[KEY]}, file
+        )
+
+
+def refuse_foreign_classes(checkpoint: dict[str, Any], allowed: Iterable[type], path: str | Path) -> None:
+    """Raise unless every class that the checkpoint names, in any of its entries, is an allowed one."""
+    known = {path_of(cls) for cls in allowed} | HARMLESS
+    entries = {key: checkpoint.get(key) for key in (KEY, "hyper_parameters", "datamodule_hyper_parameters")}
+    try:
+        foreign = sorted({name for name in _named_classes(entries) if name not in known})
+    except RecursionError:
+        raise _too_deep(path) from None
+    if foreign:
+        raise CheckpointError(
+            f"{path} names {', '.join(foreign)}, which tauflow does not know: nothing was imported. If the "
+            "class is yours and you trust the file, pass it to tauflow.load(path, classes=[...]), or name it "
+            "with --classes"
+        )
+
+
+def _named_classes(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key in ("class_path", "_class_path", "_instantiator", "_target_"):
+                yield str(item)
+            if key == "source" and isinstance(item, str) and item not in SOURCES:
+                yield item  # a model would import it
+            yield from _named_classes(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _named_classes(item)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _too_deep(path: str | Path) -> CheckpointError:
+    return CheckpointError(f"{path} is nested too deeply to be a checkpoint of tauflow")

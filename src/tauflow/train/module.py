@@ -1,0 +1,280 @@
+"""DFMModule: the training loss, the validation bound and the optimizer of a denoiser.
+
+Shapes: B items of a global batch (over all devices and accumulated batches), b items of this one,
+D coordinates, R rows, V data tokens, C columns of a condition.
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+from torchmetrics import MeanMetric
+
+from tauflow.denoise import DROPPED, Model
+from tauflow.errors import NonFiniteLoss, SettingsError
+from tauflow.networks import Network, NetworkConfig, TransformerConfig, network_from
+from tauflow.process import Mixture, Noise, Schedule, Source, schedule_from, source_from, stratified_times
+from tauflow.process.noise import LossOn
+from tauflow.seeds import generator_for
+from tauflow.tasks.base import DataFacts, Task
+from tauflow.train.batches import Batch, condition_of, refuse_values, tokens_of
+from tauflow.train.bound import Bound, Validation, posterior_inputs
+from tauflow.train.checkpoints import FORMAT, KEY, describe
+from tauflow.train.ema import EMA
+from tauflow.train.losses import cross_entropy
+from tauflow.train.optimizer import OptimizerConfig
+
+Part = tuple[Tensor, Tensor, Tensor]  # loss, positions and times of a batch
+
+
+class DFMModule(LightningModule):
+    """A discrete-flow-matching denoiser in training.
+
+    A batch is {"tokens": (b, D) or (b, *shape), "condition"?: (b, C)}; `TaskData` adds "position" or "index",
+    without which the place of a batch in the run is counted here, so that any DataLoader will do.
+
+    Args:
+        facts: sizes of the data, from the task.
+        source: where the path starts: masked, uniform, marginal (the unigram law of the data), a class of
+            your own by import path, or a Source.
+        schedule: kappa(t) by name (linear, quadratic, cubic, cosine, cosine_squared) or class
+            (tauflow.process.schedules.Polynomial with exponent 1.5).
+        network: the network and its sizes.
+        loss_on: coordinates that the cross-entropy is taken on; by default the corrupted ones for a masked
+            source, all for any other.
+        condition_dropout: share of the training items whose condition is dropped, so that the network also
+            learns the data without it, as guidance needs; nothing is drawn for data without conditions.
+        optimizer: AdamW and the averaging of weights.
+        compile_network: torch.compile the parts of the network that are worth it.
+        seed: of the training noise, which is a pure function of the seed and the step, the same however the
+            batch is split.
+    """
+
+    def __init__(
+        self,
+        facts: DataFacts,
+        source: str | Source = "masked",
+        schedule: Schedule | str = "quadratic",
+        network: NetworkConfig = TransformerConfig(),  # noqa: B008 - frozen
+        loss_on: LossOn | None = None,
+        condition_dropout: float = 0.1,
+        optimizer: OptimizerConfig = OptimizerConfig(),  # noqa: B008 - frozen
+        compile_network: bool = False,
+        seed: int = 0,
+    ):
+        super().__init__()
+        if not 0 <= condition_dropout < 1:
+            raise ValueError(f"condition_dropout must be in [0, 1), got {condition_dropout}")
+        self.facts = facts
+        self.source = source_from(source, facts.num_tokens, facts.unigrams)
+        self.schedule = schedule_from(schedule)
+        self.process = Mixture(self.source, self.schedule)
+        self.loss_on = loss_on or self.process.loss_on
+        self.condition_dropout = condition_dropout
+        self.optimizer_config = optimizer
+        self.compile_network = compile_network
+        self.seed = seed
+        if self.loss_on == "corrupted" and not self.process.absorbing:
+            rank_zero_warn(
+                f"loss_on=corrupted with a {self.process.name} source learns p(x_1 | x_t, redrawn), not the "
+                "p(x_1 | x_t) that the bound and the samplers take it for; use loss_on=all unless that is "
+                "what you study"
+            )
+        self.network_config = network
+        self.network: Network = network_from(
+            network, facts.shape, self.process.num_states, facts.num_tokens, facts.conditions
+        )
+        self.ema = EMA(self.network, optimizer.ema_decay)
+        self.validation = Validation(self.process, facts.length)
+
+    def model(self) -> Model:
+        """Return what is sampled: the averaged weights with their process and shape."""
+        return Model(self.ema.network, self.process, self.facts.shape)  # type: ignore[arg-type]  # Model converts it
+
+    # Checkpoints
+
+    @property
+    def init_args(self) -> dict[str, Any]:
+        """Return the constructor arguments from which a checkpoint rebuilds the module."""
+        return {
+            "facts": dataclasses.replace(self.facts, unigrams=None),
+            "source": self.source,
+            "schedule": self.schedule,
+            "network": self.network_config,
+            "loss_on": self.loss_on,
+            "condition_dropout": self.condition_dropout,
+            "optimizer": self.optimizer_config,
+            "compile_network": self.compile_network,
+            "seed": self.seed,
+        }
+
+    @property
+    def task(self) -> Task | None:
+        """Return the task of the run; None if it trains from a plain DataLoader."""
+        return getattr(getattr(self.trainer, "datamodule", None), "task", None)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[KEY] = {
+            "format": FORMAT,
+            "model": describe(self),
+            "task": None if self.task is None else describe(self.task),
+            "accumulate_grad_batches": self.trainer.accumulate_grad_batches,
+        }
+
+    def setup(self, stage: str) -> None:
+        if self.task is not None:
+            describe(self.task)  # what a checkpoint could not describe is refused before any work
+            if self.task.facts != self.facts:
+                raise SettingsError(
+                    f"the model is made for {self.facts}, the task has {self.task.facts}; give DFMModule "
+                    "task.facts"
+                )
+        timeless = getattr(self.network_config, "time", None) is False
+        if stage == "fit" and timeless and not self.process.absorbing:
+            rank_zero_warn(
+                f"the network is not told the time, but p(x_1 | x_t) of a {self.process.name} source depends "
+                "on it; train with --model.network.time true unless that is what you study"
+            )
+        if stage == "fit" and self.compile_network:
+            self.network.compile_parts()
+
+    # Training
+
+    def training_noise(self, step: int, batch_size: int) -> Noise:
+        """Draw the noise of the global batch of a step, the same on every rank: t (B,), x_0 (B, D), ..."""
+        generator = generator_for("training noise", self.seed, step)
+        return self.process.noise(stratified_times(batch_size, generator), self.facts.length, generator)
+
+    def dropped(self, step: int, batch_size: int) -> Tensor:
+        """Draw which items (B,) of the global batch of a step lose their condition."""
+        generator = generator_for("condition dropout", self.seed, step)
+        return torch.rand(batch_size, generator=generator) < self.condition_dropout
+
+    def _position(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the positions (b,) of a batch; without any, batches are taken to follow each other."""
+        if "position" in batch:
+            return batch["position"].cpu()
+        trainer = self.trainer
+        count = len(batch["tokens"])
+        parts = trainer.accumulate_grad_batches
+        number = trainer.global_step * parts + batch_idx % parts
+        return (number * count + torch.arange(count)) * trainer.world_size + trainer.global_rank
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        x_1 = tokens_of(batch, self.facts)
+        if batch_idx == 0 or x_1.device.type == "cpu":  # elsewhere the check would wait for the device
+            refuse_values(batch, self.facts)
+        shares = self.trainer.world_size * self.trainer.accumulate_grad_batches
+        batch_size = len(x_1) * shares
+        position = self._position(batch, batch_idx)
+        rows = position % batch_size
+        step = int(position[0]) // batch_size
+        noise = self.training_noise(step, batch_size)
+        condition = condition_of(batch, self.facts)
+        if condition is not None:
+            lost = self.dropped(step, batch_size)[rows].to(condition.device)
+            condition = condition.masked_fill(lost[:, None], DROPPED)
+        loss = self.loss(x_1, noise, rows, condition) * shares
+        self._parts.append((loss.detach(), position, noise.t[rows]))
+        return loss
+
+    def loss(self, x_1: Tensor, noise: Noise, rows: Tensor, condition: Tensor | None = None) -> Tensor:
+        """Return this part's share of the mean cross-entropy over the counted coordinates of a global batch.
+
+        `noise` is of the global batch, `rows` (b,) says which of its items x_1 (b, D) are. The sum over any
+        split of the batch is the loss of all of it: the number it is divided by is the global one.
+        """
+        count = noise.corrupted.sum() if self.loss_on == "corrupted" else noise.corrupted.numel()
+        mine = noise.rows(rows).to(x_1.device)
+        hidden = posterior_inputs(self.network, mine.corrupt(x_1), mine.t, condition)  # (b, D, W)
+        if self.loss_on == "corrupted":
+            counted = mine.corrupted.flatten().nonzero().squeeze(1)  # (R,)
+            hidden, x_1 = hidden.flatten(0, 1)[counted], x_1.flatten()[counted]
+        losses = cross_entropy(self.network.head(hidden.flatten(0, -2)), x_1.flatten())  # (R,)
+        return losses.sum() / max(1, int(count))
+
+    def on_train_start(self) -> None:
+        self._parts: list[Part] = []  # of what is accumulated
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        gradients = [parameter.grad for parameter in self.network.parameters() if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        loss = torch.stack([part[0] for part in self._parts]).mean()
+        loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # not finite on one rank is so on all
+        self._guard("loss", loss)
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        if scaler is None:  # a gradient scaler skips such steps itself
+            self._guard("gradient norm", norm)
+        self._parts.clear()
+        self.log("train/loss", loss, prog_bar=True, logger=False)
+        step = self.trainer.global_step + 1  # from 1: step n and the validation after n steps stand together
+        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]  # Lightning sets it in a connector
+        if every and (step == 1 or step % every == 0):
+            rate = optimizer.param_groups[0]["lr"]
+            self.record(step, {"train/loss": loss, "train/gradient_norm": norm, "train/learning_rate": rate})
+
+    def record(self, step: int, metrics: dict[str, Any]) -> None:
+        """Write metrics to the loggers now: a checkpoint is never ahead of its log."""
+        for logger in self.trainer.loggers:
+            logger.log_metrics({name: float(value) for name, value in metrics.items()}, step=step)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        self.ema.update(self.network, self.trainer.global_step + 1)
+
+    def _guard(self, name: str, value: Tensor) -> None:
+        """Stop before the weights are touched if a loss or gradient is not finite, and say where."""
+        if torch.isfinite(value):
+            return
+        own, position, t = next(
+            (part for part in self._parts if not torch.isfinite(part[0])), self._parts[-1]
+        )
+        raise NonFiniteLoss(
+            f"the {name} is {value.item()} at step {self.trainer.global_step + 1} (loss {own.item()} on rank "
+            f"{self.trainer.global_rank} for items {position.min()} to {position.max()}, t from "
+            f"{t.min():.4f} to {t.max():.4f}); training stopped before the weights were changed. Resume from "
+            "the last checkpoint with a lower --model.optimizer.learning_rate, a smaller "
+            "--trainer.gradient_clip_val, or --trainer.precision 32-true"
+        )
+
+    def configure_optimizers(self) -> Any:
+        config = self.optimizer_config
+        total = self.trainer.estimated_stepping_batches
+        optimizer = config.build(self.network.parameters())
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: config.factor(step, total))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    # Validation: fixed items, fixed noise, averaged weights
+
+    def on_validation_epoch_start(self) -> None:
+        self.bound = Bound().to(self.device)
+        self.loss_by_quarter = [MeanMetric().to(self.device) for _ in range(4)]
+        self._validated = 0  # items of this rank so far
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        x_1 = tokens_of(batch, self.facts)
+        mine = torch.arange(self._validated, self._validated + len(x_1))
+        index = (
+            batch["index"].cpu()
+            if "index" in batch
+            else mine * self.trainer.world_size + self.trainer.global_rank
+        )
+        self._validated += len(x_1)
+        seen = self.validation(self.ema.network, x_1, index, condition_of(batch, self.facts))
+        self.bound.update(seen.bound, seen.kappa)
+        for number, metric in enumerate(self.loss_by_quarter):
+            metric.update(seen.losses[seen.quarters == number])
+
+    def on_validation_epoch_end(self) -> None:
+        mean, error = self.bound.compute()
+        metrics = {"val/bound": mean, "val/bound_standard_error": error}
+        for number, metric in enumerate(self.loss_by_quarter, start=1):
+            metrics[f"val/loss_kappa_quarter_{number}"] = metric.compute()
+        metrics = {name: value.float() for name, value in metrics.items()}
+        for name, value in metrics.items():
+            self.log(name, value, prog_bar=name == "val/bound", logger=False)
+        if not self.trainer.sanity_checking:
+            self.record(self.trainer.global_step, metrics)

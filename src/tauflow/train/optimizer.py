@@ -1,0 +1,61 @@
+"""OptimizerConfig: AdamW with warm-up and cosine decay, and the decay of the averaged weights."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW and the averaging of weights.
+
+    Args:
+        learning_rate: peak of the schedule.
+        warmup_steps: steps of linear warm-up; a cosine decay to a tenth of the peak follows until the last
+            step.
+        weight_decay: AdamW's, on matrices only.
+        betas: AdamW's.
+        ema_decay: of the averaged weights that validation, sampling and reloading use; 0 keeps the raw
+            weights.
+    """
+
+    learning_rate: float = 1e-3
+    warmup_steps: int = 200
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.98)
+    ema_decay: float = 0.999
+
+    def __post_init__(self) -> None:
+        if self.learning_rate <= 0 or self.warmup_steps < 0:
+            raise ValueError(
+                f"need learning_rate > 0 and warmup_steps >= 0, got {self.learning_rate} and "
+                f"{self.warmup_steps}"
+            )
+        object.__setattr__(self, "betas", tuple(self.betas))
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas) or self.weight_decay < 0:
+            raise ValueError(
+                f"need two betas in [0, 1) and weight_decay >= 0, got {self.betas} and {self.weight_decay}"
+            )
+        if not 0 <= self.ema_decay < 1:
+            raise ValueError(
+                f"the EMA decay must be in [0, 1), got {self.ema_decay}; 0 keeps the raw weights"
+            )
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
+        """Return the optimizer of these parameters."""
+        parameters = list(parameters)
+        groups = [
+            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": self.weight_decay},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=self.learning_rate, betas=self.betas)
+
+    def factor(self, step: int, total: float) -> float:
+        """Return the learning rate of a step over its peak, for a training of `total` steps."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        progress = (step - self.warmup_steps) / max(1, total - self.warmup_steps)
+        return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, progress)))
