@@ -1,11 +1,11 @@
-"""Sample from a trained checkpoint and measure the samples: `python sample.py`, or `python sample.py --help`."""
+"""Sample from a checkpoint and measure the samples: `python sample.py`, or `python sample.py --help`."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 
-from tauflow.cli.sampling import sample
+from tauflow.cli.sample import sample
 
 if __name__ == "__main__":
     sample()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 
-from tauflow.cli.training import train
+from tauflow.cli.train import train
 
 if __name__ == "__main__":
     train()

@@ -1,6 +1,9 @@
 """Shared helpers: a training run small enough for a test, through the same command line that users have."""
 
+import contextlib
+import io
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,8 +21,19 @@ ENV = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS
 
 TINY = [
     *("-c", str(ROOT / "configs" / "countdown.yaml"), "-c", str(ROOT / "configs" / "smoke.yaml")),
-    *("--data.length=16", "--data.values=6", "--data.batch_size=8", "--data.epoch_items=64", "--data.val_items=12"),
-    *("--model.network.width=16", "--model.network.blocks=1", "--model.network.heads=2", "--model.warmup_steps=2"),
+    *(
+        "--data.length=16",
+        "--data.values=6",
+        "--data.batch_size=8",
+        "--data.epoch_items=64",
+        "--data.val_items=12",
+    ),
+    *(
+        "--model.network.width=16",
+        "--model.network.blocks=1",
+        "--model.network.heads=2",
+        "--model.optimizer.warmup_steps=2",
+    ),
     *("--trainer.log_every_n_steps=1", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"),
     "--evaluation.every_n_validations=0",
 ]
@@ -30,14 +44,49 @@ def train_command(*args: str) -> list[str]:
 
 
 def run_train(*args: str, cwd: Path, timeout: float = 240) -> subprocess.CompletedProcess:
-    return subprocess.run(train_command(*args), cwd=cwd, env=ENV, capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(
+        train_command(*args), cwd=cwd, env=ENV, capture_output=True, text=True, timeout=timeout
+    )
+
+
+def train_here(*args: str, cwd: Path) -> str:
+    """Run train.py's entry point in this process, without waiting for imports; return what it printed."""
+    from tauflow.cli.train import train
+
+    printed = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.chdir(cwd)
+        patch.setenv("COLUMNS", ENV["COLUMNS"])
+        patch.setattr("sys.argv", ["train.py", *args])
+        patch.setattr("sys.path", [*sys.path])
+        with pytest.raises(SystemExit) as stop:
+            train()
+    printed.seek(0)
+    assert stop.value.code == 0, stop.value.code
+    return printed.read()
 
 
 def wait_for(path: Path, process: subprocess.Popen, seconds: float = 120) -> None:
-    """Until a running command has written the file, or has ended."""
+    """Wait until a running command has written the file, or has ended."""
     deadline = time.monotonic() + seconds
     while not path.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.0005)
+
+
+def paused(command: list[str], written: Path, cwd: Path, **options) -> subprocess.Popen:
+    """Start a command that stops itself (SIGSTOP) when it has written a file, and wait for that.
+
+    However slow this process is, the command is then in the middle; signals reach it after SIGCONT.
+    """
+    environment = ENV | {"PYTHONPATH": str(ROOT / "tests" / "pausing"), "PAUSE_AT": str(written)}
+    process = subprocess.Popen(command, cwd=cwd, env=environment, preexec_fn=_hear_interrupts, **options)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    return process
+
+
+def _hear_interrupts() -> None:
+    """Undo what a shell does to commands in the background: they, and all they start, ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def read_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -46,7 +95,9 @@ def read_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
 
 
 def load_plain(path: Path) -> dict:
@@ -74,6 +125,5 @@ def assert_equal(a, b, where: str = "") -> None:
 def trained(tmp_path_factory) -> Path:
     """The folder of a finished tiny run of 24 steps (3 epochs)."""
     folder = tmp_path_factory.mktemp("trained")
-    result = run_train(*TINY, "--trainer.max_steps=24", f"--trainer.default_root_dir={folder}", cwd=folder)
-    assert result.returncode == 0, result.stderr
+    train_here(*TINY, "--trainer.max_steps=24", f"--trainer.default_root_dir={folder}", cwd=folder)
     return folder / "version_0"

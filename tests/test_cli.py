@@ -1,38 +1,99 @@
 """What the command line accepts and what it says when it does not."""
 
+import re
 import shutil
+import sys
 
 import pytest
 import torch
 import yaml
-from conftest import ROOT, TINY, load_plain, run_train
+from conftest import ROOT, TINY, load_plain, run_train, train_here
 
-from tauflow.checkpoints import build, describe
-from tauflow.cli.training import TauflowCLI, train
-from tauflow.runs import CLASSES
+from tauflow.cli.resume import upgraded_configs
+from tauflow.cli.train import TauflowCLI, train
+from tauflow.evaluation.evaluate import choose_samplers
+from tauflow.train.callbacks import Progress
+from tauflow.train.checkpoints import build, describe
+from tauflow.train.messages import LogLines
+from tauflow.train.trained import CLASSES
 
-CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.yaml") if "gpt2" not in path.stem)  # these need the hub: see test_text.py
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+LOCAL = [path for path in CONFIGS if "gpt2" not in path.stem]  # the others need the hub: see test_text.py
 OVERLAYS = ["smoke"]
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("config", LOCAL, ids=lambda path: path.stem)
 def test_every_config_instantiates(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     base = ["-c", str(ROOT / "configs" / "countdown.yaml")] if config.stem in OVERLAYS else []
     monkeypatch.setattr("sys.argv", ["train.py", *base, "-c", str(config)])
     cli = TauflowCLI()
-    assert cli.model.num_tokens == cli.datamodule.num_tokens
-    assert cli.model.seq_len == cli.datamodule.seq_len
+    assert cli.model.facts == cli.datamodule.task.facts
     assert describe(build(describe(cli.model), CLASSES)) == describe(cli.model)
-    if config.stem.startswith("countdown"):  # the paper's setting
-        assert (cli.model.seq_len, cli.model.num_tokens, cli.model.path.schedule.exponent) == (256, 32, 2)
+    model = cli.model.model()
+    chosen, _ = choose_samplers(cli.config.evaluation.samplers, model)
+    assert {"euler", "tr_cie", model.process.recommended} <= set(chosen), (
+        "what the docs recommend is evaluated"
+    )
+    if config.stem in ("countdown", "countdown_uniform"):  # the paper's setting
+        assert (cli.model.facts.shape, cli.model.facts.num_tokens) == ((256,), 32)
+        assert cli.model.schedule.exponent == 2
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_evaluates_auto_and_is_of_this_version(config):
+    settings = yaml.safe_load(config.read_text())
+    if config.stem not in OVERLAYS:
+        assert "auto" in settings["evaluation"]["samplers"]
+    assert upgraded_configs(["-c", str(config)]) == ["-c", str(config)]
 
 
 def test_the_run_folder_holds_what_was_said(trained):
-    assert sorted(path.name.split(".")[0] for path in trained.iterdir()) == ["best", "config", "events", "hparams", "last"]
+    names = sorted(path.name.split(".")[0] for path in trained.iterdir())
+    assert names == ["best", "config", "events", "hparams", "last"]
     config = yaml.safe_load((trained / "config.yaml").read_text())
     assert config["data"]["init_args"]["values"] == 6
-    assert config["model"]["network"]["width"] == 16
+    assert config["model"]["network"]["init_args"]["width"] == 16
+
+
+OLD = """
+model:
+  source: masked
+  schedule: quadratic
+  network:
+    width: 16
+    blocks: 1
+    heads: 2
+    time: false
+  learning_rate: 0.003
+  warmup_steps: 2
+  weight_decay: 0.02
+  betas: [0.8, 0.9]
+  ema_decay: 0.9
+  compile_network: false
+data:
+  class_path: tauflow.tasks.Countdown
+  init_args:
+    length: 16
+    values: 6
+trainer:
+  enable_model_summary: null
+"""
+
+
+@pytest.mark.parametrize("flag", ["-c", "--config", "--config="])
+def test_a_config_of_an_earlier_version_still_works(tmp_path, monkeypatch, flag):
+    """Settings of the optimizer stood in the model itself, and a network had no class."""
+    path = tmp_path / "old.yaml"
+    path.write_text(OLD)
+    given = [f"{flag}{path}"] if flag.endswith("=") else [flag, str(path)]
+    monkeypatch.chdir(tmp_path)
+    cli = TauflowCLI(upgraded_configs(given))
+    optimizer = cli.model.optimizer_config
+    assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.weight_decay) == (0.003, 2, 0.02)
+    assert (optimizer.betas, optimizer.ema_decay) == ((0.8, 0.9), 0.9)
+    assert cli.model.network_config.width == 16
+    assert path.read_text() == OLD, "the file is not changed"
 
 
 @pytest.fixture
@@ -54,24 +115,36 @@ def refused(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["--model.learning_rat=1"], ["learning_rat", "Did you mean model.learning_rate?"]),
-        (["--model.network.widht=32"], ["widht"]),
-        (["--data.valus=3"], ["valus", "data.values"]),
+        (["--model.learning_rat=1"], ["learning_rat", "Did you mean model.optimizer.learning_rate?"]),
+        (["--model.learning_rate=1"], ["Did you mean model.optimizer.learning_rate?"]),
+        (["--trainer.max_step=2"], ["Did you mean trainer.max_steps?"]),
+        (["--model.network.widht=32"], ["TransformerConfig has no setting widht; did you mean width?"]),
+        (["--model.network.class_path=my.Network"], ["my.Network"]),
+        (["--data.valus=3"], ["Countdown has no setting valus; did you mean values?"]),
+        (["--data.values=many"], ["--data.values must be a whole number, got many"]),
+        (["--model.loss_on=some"], ["--model.loss_on must be one of corrupted, all, got some"]),
+        (
+            ["--model.schedule=tauflow.process.schedules.Polynomial"],
+            ["Polynomial needs exponent: give --model.schedule.exponent"],
+        ),
         (["--data=NoSuchTask"], ["NoSuchTask", "Known tasks: tauflow.tasks.Countdown"]),
         (["--data=os.system"], ["os.system"]),
         (["--model.schedule=quadrat"], ["unknown schedule 'quadrat'", "cosine_squared"]),
-        (["--model.schedule=tauflow.schedules.Polynomial", "--model.schedule.exponent=-1"], ["exponent m > 0", "-1"]),
+        (
+            ["--model.schedule=tauflow.process.schedules.Polynomial", "--model.schedule.exponent=-1"],
+            ["exponent m > 0", "-1"],
+        ),
         (["--model.source=mask"], ["masked"]),
         (["--data.values=1"], ["values >= 2"]),
         (["--data.batch_size=8", "--trainer.accumulate_grad_batches=3"], ["multiple of 3"]),
         (["--data.epoch_items=4"], ["lower --data.batch_size"]),
         (["--model.network.width=33"], ["multiple of 2 * heads"]),
-        (["--model.ema_decay=1.5"], ["EMA decay"]),
-        (["--trainer.logger=false"], ["leave --trainer.logger out"]),
+        (["--model.optimizer.ema_decay=1.5"], ["EMA decay"]),
+        (["--trainer.logger=false"], ["drop --trainer.logger"]),
         (["--trainer.accelerator=warp"], ["warp"]),
         (["--checkpoints.monitor=val/nothing"], ["val/nothing", "val/bound"]),
         (["--ckpt_path=nowhere.ckpt"], ["no checkpoint at nowhere.ckpt"]),
-        (["--ckpt_path=last"], ["no run to continue"]),
+        (["--ckpt_path=last"], ["no run to resume"]),
     ],
     ids=lambda value: value[0].removeprefix("--") if value[0].startswith("--") else "",
 )
@@ -87,6 +160,167 @@ def test_a_bad_key_in_a_yaml_is_named(tmp_path, refused):
     message = refused(*TINY, "-c", str(tmp_path / "typo.yaml"))
     assert "learning_rat" in message
     assert "learning_rate" in message  # the accepted keys
+
+
+OWN = """
+from dataclasses import dataclass
+from tauflow.networks import Network, NetworkConfig
+from tauflow.process import Source
+from tauflow.tasks import Countdown, Task
+
+class Remainder(Countdown):
+    def __init__(self, items: int = 5, batch_size: int = 8, epoch_items: int = 16):
+        super().__init__(length=8, batch_size=batch_size, epoch_items=epoch_items)
+        self.items = items
+
+class Half(Task):
+    def setup(self, stage=None): ...
+    def sample_metrics(self): ...
+
+class Conv(Network): ...
+
+@dataclass(frozen=True)
+class ConvConfig(NetworkConfig):
+    channels: int = 8
+    layers: int = 1
+
+    def build(self, shape, num_states, num_tokens, conditions=()): ...
+
+class NoLaw(Source): ...
+
+class Needy(Source):
+    law = None
+    def __init__(self, num_tokens, sigma): ...
+"""
+TASK = [word for word in TINY if not word.startswith("--data")]
+NETWORK = [word for word in TINY if not word.startswith("--model.network")]
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A file of the user's own, own_classes.py, in the folder that train.py is run in."""
+    (tmp_path / "own_classes.py").write_text(OWN)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    yield
+    sys.modules.pop("own_classes", None)
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (
+            [*NETWORK, "--model.network.class_path=own_classes.ConvConfig", f"--model.network.{group}=16"],
+            "ConvConfig has no setting chanels; did you mean channels? ConvConfig takes: channels, layers",
+        )
+        for group in ("chanels", "init_args.chanels")
+    ]
+    + [
+        (
+            [*TASK, "--data=own_classes.Remainder", "--data.itms=5"],
+            "Remainder has no setting itms; did you mean items? Remainder takes: batch_size, epoch_items, "
+            "items",
+        ),
+        (
+            [*TASK, "--data=own_classes.Remainder", "--data.sigma=5"],
+            "Remainder has no setting sigma. Remainder takes: batch_size, epoch_items, items",
+        ),
+        (
+            [*TASK, "--data.class_path=own_classes.Remainer"],
+            "--data: cannot import own_classes.Remainer: own_classes has no class Remainer; did you mean "
+            "Remainder?",
+        ),
+        (
+            [*TASK, "--data.class_path=own_classes.Half"],
+            "own_classes.Half cannot be made: it does not define show",
+        ),
+        (
+            [*NETWORK, "--model.network.class_path=own_classes.Conv"],
+            "--model.network: own_classes.Conv is not a NetworkConfig; name the config, e.g. "
+            "own_classes.ConvConfig",
+        ),
+        (
+            [*TINY, "--model.source=own_classes.NoLaw"],
+            "own_classes.NoLaw cannot be made: it does not define law",
+        ),
+        (
+            [*TINY, "--model.source=own_classes.Needy"],
+            "own_classes.Needy cannot be made: Needy.__init__() missing 1 required positional argument: "
+            "'sigma'",
+        ),
+    ],
+    ids=lambda value: value[-1].removeprefix("--") if isinstance(value, list) else "",
+)
+def test_a_mistake_with_a_class_of_ones_own_gets_a_sentence(own, refused, args, expected):
+    assert refused(*args) == f"error: {expected}"
+
+
+def test_a_typo_in_the_yaml_of_ones_own_class(own, tmp_path, refused):
+    (tmp_path / "typo.yaml").write_text(
+        "data:\n  class_path: own_classes.Remainder\n  init_args:\n    itms: 4\n"
+    )
+    assert "Remainder has no setting itms; did you mean items?" in refused(*TASK, "-c", "typo.yaml")
+
+
+def test_a_type_error_in_ones_own_code_keeps_its_traceback(own, tmp_path, monkeypatch):
+    """Only what is wrong with the class itself is a sentence; the rest is for a debugger."""
+    broken = OWN.replace("conditions=()): ...", "conditions=()): return len(3)")
+    (tmp_path / "own_classes.py").write_text(broken)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["train.py", *NETWORK, "--model.network=own_classes.ConvConfig"])
+    with pytest.raises(TypeError, match="has no len"):
+        train()
+
+
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("--evaluation.samplers=[own_classes.py:Renose]", "cannot import own_classes.py:Renose"),
+        ("--evaluation.samplers=[eulr]", "eulr"),
+        ("--evaluation.guidance=[1,2]", "nothing to guide by"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_before_there_is_a_folder(
+    own, tmp_path, refused, capsys, flag, expected
+):
+    runs = tmp_path / "runs"
+    message = refused(*TINY, f"--trainer.default_root_dir={runs}", "--evaluation.every_n_validations=1", flag)
+    assert expected in message
+    assert "run folder" not in capsys.readouterr().out
+    assert not list(runs.rglob("*"))
+
+
+def test_a_log_file_has_lines_and_no_progress_bar(tmp_path):
+    said = train_here(
+        *TINY,
+        *("--trainer.max_steps=16", "--trainer.enable_progress_bar=null", "--trainer.default_root_dir=runs"),
+        *("--evaluation.every_n_validations=1", "--evaluation.nfes=[2]", "--evaluation.num_samples=2"),
+        cwd=tmp_path,
+    )
+    assert re.search(r"^step 16 of 16  train/loss", said, re.MULTILINE)
+    assert "Epoch" not in said
+    assert re.search(r"^evaluation  \d+ s in total$", said, re.MULTILINE)
+
+
+def test_a_terminal_has_a_progress_bar(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert isinstance(
+        TauflowCLI([*TINY, "--trainer.enable_progress_bar=null"]).trainer.progress_bar_callback, Progress
+    )
+    quiet = TauflowCLI(TINY).trainer
+    assert quiet.progress_bar_callback is None
+    (lines,) = [each for each in quiet.callbacks if isinstance(each, LogLines)]
+    assert lines.always, "where the bar is switched off, lines say how far training is"
+
+
+def test_the_examples_of_the_help_stand_on_lines_of_their_own(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["train.py", "--help"])
+    with pytest.raises(SystemExit) as stop:
+        train()
+    assert stop.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  python train.py -c configs/countdown.yaml -c configs/smoke.yaml" in lines
+    assert any("(type: float, default: 0.001)" in line for line in lines), "as the parser shows settings"
 
 
 def test_an_unwritable_folder(tmp_path, refused):
@@ -108,11 +342,12 @@ def test_resuming_what_cannot_be_resumed(trained, tmp_path, refused):
     assert "raise --trainer.max_steps" in message
 
     message = refused(*resume, "--trainer.max_steps=40", "--data.values=7")
-    assert "num_tokens: 6 there, 7 here" in message
+    assert "num_tokens=6" in message
+    assert "num_tokens=7" in message
     assert "run/config.yaml" in message
 
     message = refused(*resume, "--trainer.max_steps=40", "--model.source=uniform")
-    assert "source: masked there, uniform here" in message
+    assert "source: Masked(num_tokens=6) there, Uniform(num_tokens=6) here" in message
 
     for change in ("--trainer.accumulate_grad_batches=2", "--data.batch_size=4", "--data.epoch_items=32"):
         message = refused(*resume, "--trainer.max_steps=40", change)
@@ -133,10 +368,14 @@ def test_resuming_what_cannot_be_resumed(trained, tmp_path, refused):
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 
-@pytest.mark.parametrize("flag", ["--trainer.fast_dev_run=true", "--trainer.log_every_n_steps=0", "--trainer.limit_val_batches=0"])
+@pytest.mark.parametrize(
+    "flag", ["--trainer.fast_dev_run=true", "--trainer.log_every_n_steps=0", "--trainer.limit_val_batches=0"]
+)
 def test_flags_of_lightning_work(tmp_path, monkeypatch, capsys, flag):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["train.py", *TINY, "--trainer.max_steps=2", "--trainer.default_root_dir=runs", flag])
+    monkeypatch.setattr(
+        "sys.argv", ["train.py", *TINY, "--trainer.max_steps=2", "--trainer.default_root_dir=runs", flag]
+    )
     with pytest.raises(SystemExit) as stop:
         train()
     assert stop.value.code == 0
@@ -148,6 +387,7 @@ def test_flags_of_lightning_work(tmp_path, monkeypatch, capsys, flag):
         assert "last.ckpt" in names
 
 
+@pytest.mark.slow
 def test_the_exit_code_is_not_0(tmp_path):
     result = run_train(*TINY, "--ckpt_path=nowhere.ckpt", cwd=tmp_path)
     assert result.returncode == 1
@@ -155,10 +395,16 @@ def test_the_exit_code_is_not_0(tmp_path):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_help_and_print_config(tmp_path):
     shown = run_train("--help", cwd=tmp_path)
     assert shown.returncode == 0
-    for text in ("--model.learning_rate", "--ckpt_path", "peak of the schedule", "configs/smoke.yaml"):
+    for text in (
+        "--model.optimizer.learning_rate",
+        "--ckpt_path",
+        "peak of the schedule",
+        "configs/smoke.yaml",
+    ):
         assert text in shown.stdout
     config = yaml.safe_load(run_train("--print_config", cwd=tmp_path).stdout)
     assert config["model"]["schedule"] == "quadratic"

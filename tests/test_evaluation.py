@@ -8,104 +8,164 @@ import pytest
 import torch
 
 import tauflow
-from tauflow.errors import SamplingError
-from tauflow.evaluation import SETS
-from tauflow.oracles import countdown_posterior
-from tauflow.tables import Cell, Measured, Table
+from tauflow import Masked, Mixture, Model, Trained, Uniform
+from tauflow.denoise.evaluation import LogitsEvaluation
+from tauflow.errors import SamplingError, SettingsError
+from tauflow.evaluation.evaluate import SamplerGrid
+from tauflow.evaluation.grid import GridOptions
+from tauflow.evaluation.measure import Sampling
+from tauflow.evaluation.pictures import samples_of
+from tauflow.evaluation.report import save_report
+from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale
+from tauflow.evaluation.tables import Table, number_text, print_results, to_csv, to_markdown, turned
+from tauflow.evaluation.views import Frame
+from tauflow.samplers import SETS
+from tauflow.tasks import LabelledCountdown
+from tauflow.theory.countdown import posterior, violations
 
 LENGTH, VALUES = 12, 5
+METRICS = ["error_rate", "sequence_error_rate", "unigram_tv"]
 
 
-class Posterior(tauflow.Denoiser):
+class Exact(tauflow.Denoiser):
     """The exact denoiser of countdown; `fail_after` evaluations it fails."""
 
-    def __init__(self, source, fail_after=math.inf):
-        self.source, self.fail_after, self.calls = source, fail_after, 0
+    def __init__(self, process, fail_after=math.inf, seconds=0.0):
+        self.process, self.fail_after, self.seconds, self.calls = process, fail_after, seconds, 0
 
-    def evaluate(self, x, t):
-        from tauflow.denoisers import LogitsEvaluation
-
+    def evaluate(self, x, t, condition=None):
         self.calls += 1
+        time.sleep(self.seconds)
         if self.calls > self.fail_after:
             raise RuntimeError("the network is broken")
-        return LogitsEvaluation(countdown_posterior(x, t, self.source, tauflow.schedule_from("quadratic"), leak=1e-3).log())
+        return LogitsEvaluation(posterior(x, t, self.process, leak=1e-3).log())
 
 
-def exact_run(source=None, **kwargs):
-    source = source or tauflow.Masked(VALUES)
+def exact(source=None, **options) -> Trained:
+    process = Mixture(source or Masked(VALUES), "quadratic")
     task = tauflow.Countdown(length=LENGTH, values=VALUES, val_items=64)
-    return tauflow.Run(task, Posterior(source, **kwargs), source, tauflow.schedule_from("quadratic"))
+    return Trained(Model(Exact(process, **options), process, (LENGTH,)), task)
+
+
+class Labelled(tauflow.Denoiser):
+    """A denoiser of countdown with labels that looks at the two neighbours; without a label it says
+    little."""
+
+    conditions = (3,)
+
+    def evaluate(self, x, t, condition=None):
+        step = torch.zeros_like(x[:, :1]) if condition is None else condition + 1  # 0: not given
+        logits = torch.zeros(*x.shape, VALUES)
+        for neighbour, sign in ((x.roll(1, 1), -1), (x.roll(-1, 1), 1)):
+            expected = neighbour + sign * step
+            sure = (neighbour < VALUES) & (expected >= 0) & (expected < VALUES) & (step > 0)
+            logits.scatter_add_(2, expected.clamp(0, VALUES - 1)[..., None], 2.0 * sure[..., None])
+        return LogitsEvaluation(logits)
+
+
+def labelled() -> Trained:
+    process = Mixture(Masked(VALUES), "linear")
+    task = LabelledCountdown(length=LENGTH, values=VALUES, val_items=64)
+    return Trained(Model(Labelled(), process, (LENGTH,)), task)
+
+
+def run(trained, samplers, nfes, sampling, results=None, guidance=(), **options) -> Results:
+    grid = SamplerGrid.of(trained, samplers, nfes, guidance, sampling)
+    return grid.run(results or Results(), GridOptions(**options))
+
+
+def cell_of(results, sampler, nfe, **factors) -> Cell:
+    (found,) = [cell for cell in results.cells if cell.factors == {"sampler": sampler, "nfe": nfe, **factors}]
+    return found
+
+
+def value(cell, metric) -> float:
+    (found,) = [record.measured.value for record in cell.records if record.metric == metric]
+    return found
+
+
+def sampled(results) -> list[Cell]:
+    return [cell for cell in results.cells if cell.factors["sampler"] != REAL]
+
+
+def names(results) -> set[str]:
+    return {cell.factors["sampler"] for cell in sampled(results)}
 
 
 @pytest.fixture(scope="module")
-def table():
-    return tauflow.evaluate(exact_run(), ["euler", "tr_cie", "ho_fhs"], [2, 8], 50, batch_size=16, show=3)
+def results():
+    return run(exact(), ["euler", "tr_cie", "ho_fhs"], [2, 8], Sampling(50, 16, show=3))
 
 
-def test_every_cell_is_measured_counted_and_timed(table):
-    assert [(cell.sampler, cell.nfe) for cell in table.cells] == [(name, nfe) for nfe in (2, 8) for name in ("euler", "tr_cie", "ho_fhs")]
-    for cell in table.cells:
-        assert cell.samples == 50
-        assert cell.counted_nfe == cell.nfe
-        assert 0 < cell.network_seconds < cell.seconds
-        assert torch.tensor(cell.shown).shape == (3, LENGTH)
-        assert set(cell.metrics) == {"error_rate", "sequence_error_rate", "unigram_tv"}
-        assert 0 <= cell.metrics["error_rate"].value <= 1
-    assert table.cell("tr_cie", 8).clamped > 0
-    assert table.cell("euler", 8).several_events > 0
+def test_every_cell_is_measured_counted_and_timed(results):
+    order = [{"sampler": name, "nfe": nfe} for nfe in (2, 8) for name in ("euler", "tr_cie", "ho_fhs")]
+    assert [cell.factors for cell in sampled(results)] == order
+    for cell in sampled(results):
+        assert value(cell, "samples") == 50
+        assert value(cell, "counted_nfe") == value(cell, "forwards") == cell.factors["nfe"]
+        assert 0 < value(cell, "network_share") < 1
+        assert 0 < value(cell, "sampler_ms_per_sample") < value(cell, "ms_per_sample")
+        assert torch.tensor(cell.shown.tokens).shape == (3, LENGTH)
+        assert [record.metric for record in cell.records][:3] == METRICS
+        assert 0 <= value(cell, "error_rate") <= 1
+    assert value(cell_of(results, "tr_cie", 8), "clamped") > 0
+    assert value(cell_of(results, "euler", 8), "several_events") > 0
 
 
-def test_values_and_errors_are_those_of_the_samples(table):
-    """All 50 samples are drawn again, batch by batch, with the documented seeds; mean and standard error are computed by hand."""
+def test_values_and_errors_are_those_of_the_samples(results):
+    """All 50 samples are drawn again, batch by batch, with the documented seeds; mean and standard error are
+    computed by hand."""
     from tauflow.seeds import seed_of
-    from tauflow.tasks.countdown import violations
 
-    run = exact_run()
-    sizes = [16, 16, 16, 2]
+    model = exact().model
     parts = [
-        tauflow.sample(run.denoiser, run.source, run.schedule, (size, LENGTH), "tr_cie", 8, seed=seed_of("evaluation", 0, i)).tokens
-        for i, size in enumerate(sizes)
+        tauflow.sample(model, "tr_cie", 8, count=size, seed=seed_of("evaluation", 0, number)).tokens
+        for number, size in enumerate([16, 16, 16, 2])
     ]
     rates = violations(torch.cat(parts), VALUES).double().mean(1)
-    found = table.measured("error_rate", "tr_cie", 8)
+    found = Frame(results).measured("", "tr_cie", 8, "error_rate")
     assert found.value == pytest.approx(rates.mean().item())
     assert found.standard_error == pytest.approx(rates.std().item() / math.sqrt(50))
-    assert table.cell("tr_cie", 8).shown == parts[0][:3].tolist()
+    assert cell_of(results, "tr_cie", 8).shown.tokens == parts[0][:3].tolist()
 
 
 def test_all_samplers_begin_from_the_same_noise():
-    table = tauflow.evaluate(exact_run(tauflow.Uniform(VALUES)), "euler,tr_cie,tweedie", [3], 4, batch_size=4)
-    starts = [cell.states[0] for cell in table.cells]
+    results = tauflow.evaluate(exact(Uniform(VALUES)), "euler,tr_cie,tweedie", [3], 4, batch_size=4)
+    starts = [cell.shown.states[0] for cell in sampled(results)]
     assert torch.equal(starts[0], starts[1])
     assert torch.equal(starts[0], starts[2])
-    for cell in table.cells:
-        assert cell.states.shape == (4, LENGTH)  # x_0, two steps, the draw
-        assert cell.states[-1].tolist() == cell.shown[0]
+    for cell in sampled(results):
+        assert cell.shown.states.shape == (4, LENGTH)  # x_0, two steps, the draw
+        assert cell.shown.states[-1].tolist() == cell.shown.tokens[0]
 
 
-def test_real_data_is_the_reference(table):
-    assert table.reference["error_rate"].value == 0
-    assert 0 < table.reference["unigram_tv"].value < 0.2
+def test_real_data_is_the_reference(results):
+    frame = Frame(results)
+    for nfe in (2, 8):
+        assert frame.measured("", REAL, nfe, "error_rate").value == 0
+        assert 0 < frame.measured("", REAL, nfe, "unigram_tv").value < 0.2
 
 
 def test_standard_error_of_the_unigram_distance_is_its_spread():
     """The distance of 200 independent sets of 50 sequences spreads as the error of one set says.
 
-    The expected ratio is 1; each single estimate of an error varies by about 10 %, their mean over 200 by less than 1 %, and the spread of
-    200 values is known to 5 % (one sigma), so 25 % is five sigma.
+    The expected ratio is 1; each single estimate of an error varies by about 10 %, their mean over 200 by
+    less than 1 %, and the spread of 200 values is known to 5 % (one sigma), so 25 % is five sigma.
     """
     task = tauflow.Countdown(length=24, values=4, val_items=10_000)
     task.setup()
     tokens = torch.stack([item["tokens"] for item in task.val_data.__getitems__(list(range(10_000)))])
-    tokens = torch.where(torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0)) < 0.5, tokens, 0)  # far from the law
+    kept = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    tokens = torch.where(kept, tokens, 0)  # far from the law
     values, errors = [], []
     for part in tokens.split(50):
         metric = task.sample_metrics()["unigram_tv"]
         metric.update(part)
-        value, error = metric.compute()
-        values.append(value)
+        found, error = metric.compute()
+        values.append(found)
         errors.append(error)
-    assert torch.stack(errors).mean().item() == pytest.approx(torch.stack(values).std().item(), rel=0.25)
+    spread = torch.stack(values).std().item()
+    assert torch.stack(errors).mean().item() == pytest.approx(spread, rel=0.25)
 
 
 def test_a_clean_first_batch_does_not_merge_metrics():
@@ -118,144 +178,323 @@ def test_a_clean_first_batch_does_not_merge_metrics():
     assert result["sequence_error_rate"][0].item() == pytest.approx(1 / 2)
 
 
-def test_a_failing_sampler_is_noted_and_the_others_go_on():
-    run = exact_run(fail_after=6)
-    table = tauflow.evaluate(run, ["euler", "tr_cie"], [4], 4, batch_size=4, keep_going=True)
-    assert table.measured("error_rate", "euler", 4)
-    assert table.cell("tr_cie", 4).problem == "failed: RuntimeError: the network is broken"
-    assert "tr_cie at NFE 4: failed: RuntimeError: the network is broken" in table.to_markdown()
+def test_a_failing_sampler_is_noted_and_the_others_continue():
+    results = run(exact(fail_after=6), ["euler", "tr_cie"], [4], Sampling(4, 4), keep_going=True)
+    assert Frame(results).measured("", "euler", 4, "error_rate")
+    assert cell_of(results, "tr_cie", 4).problem.startswith(
+        "failed: RuntimeError: the network is broken (test_"
+    )
+    assert "| tr_cie | failed |" in to_markdown(results)
+    assert "tr_cie, NFE 4: failed: RuntimeError: the network is broken" in to_markdown(results)
     with pytest.raises(RuntimeError, match="the network is broken"):
-        tauflow.evaluate(exact_run(fail_after=2), ["euler"], [4], 4)
+        tauflow.evaluate(exact(fail_after=2), ["euler"], [4], 4)
 
 
 def test_what_there_is_no_time_for_is_said():
     asked = iter(["", "", "the time is over"])
-    table = tauflow.evaluate(exact_run(), ["euler", "tr_cie"], [2, 4], 4, until=lambda: next(asked, "the time is over"))
-    assert [cell.problem for cell in table.cells] == ["", "", *["skipped: the time is over"] * 2]
-    assert table.to_markdown().count("skipped: the time is over") == 2
+    until = lambda: next(asked, "the time is over")  # noqa: E731
+    results = run(exact(), ["euler", "tr_cie"], [2, 4], Sampling(4), until=until)
+    assert [cell.problem for cell in sampled(results)] == ["", "", *["skipped: the time is over"] * 2]
+    assert to_markdown(results).count("skipped: the time is over") == 2
 
 
-def test_finished_cells_are_not_made_again(table):
-    run = exact_run(fail_after=0)
-    again = tauflow.evaluate(run, ["euler", "tr_cie", "ho_fhs"], [2, 8], 50, batch_size=16, show=3, done=table.cells)
-    assert run.denoiser.calls == 0
-    assert again.to_csv() == table.to_csv()
+def test_finished_cells_are_not_made_again(results):
+    trained = exact(fail_after=0)
+    again = Results(cells=list(results.cells))
+    again = run(trained, ["euler", "tr_cie", "ho_fhs"], [2, 8], Sampling(50, 16, show=3), results=again)
+    assert trained.model.denoiser.calls == 0
+    assert to_csv(again) == to_csv(results)
 
 
-def test_sets_leave_out_what_the_source_does_not_support():
-    table = tauflow.evaluate(exact_run(tauflow.Uniform(VALUES)), "paper", [4], 2)
-    assert set(table.samplers) == set(SETS["paper"]) - {"fhs", "ho_fhs"}
-    assert any("ho_fhs is left out" in note for note in table.notes)
-    table, uniform_only = tauflow.evaluate(exact_run(), "all", [4], 2), {"tweedie_d3pm", "bridge", "bridge_systematic"}
-    assert set(table.samplers) == set(tauflow.SAMPLERS) - uniform_only - {"learned_order"}
-    assert "learned_order is left out: this run has no learned order; make one with tauflow.learn_order" in table.notes
+def test_a_kept_grid_grows_and_other_settings_are_refused(tmp_path):
+    """More samplers, budgets and weights continue a folder; its finished cells stay. Other settings are
+    refused."""
+    grows = ("samplers", "nfes")
+    first = Results.opened(tmp_path, "samples", {"samplers": ["euler"], "nfes": [2], "seed": 0}, grows)
+    run(exact(), "euler", [2], Sampling(4), results=first, folder=tmp_path)
+    kept = cell_of(first, "euler", 2)
+    trained = exact()
+    settings = {"samplers": ["tr_cie", "euler"], "nfes": [4], "seed": 0}
+    more = Results.opened(tmp_path, "samples", settings, grows)
+    run(trained, ["tr_cie", "euler"], [2, 4], Sampling(4), results=more, folder=tmp_path)
+    assert trained.model.denoiser.calls == 2 + 4 + 4, "the finished cell was not made again"
+    again = Results.read(tmp_path)
+    assert again.settings == {"samplers": ["euler", "tr_cie"], "nfes": [2, 4], "seed": 0}
+    assert len(sampled(again)) == 4
+    assert cell_of(again, "euler", 2).records == kept.records
+    with pytest.raises(SettingsError, match=r"other settings \(seed: 0 there, 1 now\); choose another --out"):
+        Results.opened(tmp_path, "samples", settings | {"seed": 1}, grows)
+    with pytest.raises(SettingsError, match="other settings"):
+        Results.opened(tmp_path, "another study", settings, grows)
 
 
-def test_options_go_to_the_samplers_that_have_them():
-    table = tauflow.evaluate(exact_run(), "tr_cie,fhs", [4], 2, cutoff=0.2, temperature=0.5)
-    assert table.cell("tr_cie", 4).settings["cutoff"] == 0.2
-    assert "cutoff=0.2 does not apply to fhs" in table.notes
+def test_two_variants_of_one_method_in_one_table():
+    specs = ["tr_cie", "tr_cie(grid=tau)", "tr_cie(coins=systematic, grid=tau)"]
+    results = tauflow.evaluate(exact(), specs, [4, 8], 20)
+    rows = Frame(results).rows("", "error_rate")
+    assert rows == [REAL, "tr_cie", "tr_cie(grid=tau)", "tr_cie(grid=tau, coins=systematic)"]
+    values = [Frame(results).measured("", row, 4, "error_rate").value for row in rows[1:]]
+    assert len(set(values)) == 3, "each was run with its own options"
+    table = to_markdown(results)
+    for row in rows[1:]:
+        assert f"| {row} |" in table
+    assert "tr_cie(grid=tau),4,error_rate," in to_csv(results)
 
 
-def test_options_that_a_member_of_a_set_cannot_have_are_left_to_the_others():
-    table = tauflow.evaluate(exact_run(), "beyond", [4], 2, power=3.0)
-    assert table.cell("spaced", 4).settings["power"] == 3
-    assert table.cell("fhs_pairs", 4).settings["power"] is None
-    assert any(note.startswith("fhs_pairs keeps its own options: power belongs to counts=") for note in table.notes)
-    with pytest.raises(SamplingError, match="fhs_pairs: power belongs to counts="):
-        tauflow.evaluate(exact_run(), "spaced,fhs_pairs", [4], 2, power=3.0)
+def test_auto_is_the_recommended_sampler():
+    """The same in the library, in an evaluation, and for each process."""
+    for source, expected in ((Masked(VALUES), "spaced_even"), (Uniform(VALUES), "bridge_systematic")):
+        trained = exact(source)
+        assert trained.model.process.recommended == expected
+        assert names(tauflow.evaluate(trained, nfes=4, num_samples=2)) == {expected}
+        assert tauflow.sample(trained.model, nfe=4).info.settings["sampler"] == expected
+        direct = tauflow.sample(trained.model, nfe=4, count=3).tokens
+        assert torch.equal(direct, tauflow.sample(trained.model, expected, nfe=4, count=3).tokens)
+
+
+def test_sets_skip_what_cannot_sample_the_model():
+    results = tauflow.evaluate(exact(Uniform(VALUES)), "paper", [4], 2)
+    assert names(results) == set(SETS["paper"]) - {"fhs", "ho_fhs"}
+    assert any("ho_fhs is skipped: " in note for note in results.notes)
+    results = tauflow.evaluate(exact(), "all", [4], 2)
+    uniform_only = {"tweedie_d3pm", "bridge", "bridge_systematic"}
+    assert names(results) == set(tauflow.SAMPLERS) - uniform_only - {"learned_order"}
+    assert any(
+        note.startswith("learned_order is skipped: ") and "learn_order" in note for note in results.notes
+    )
+
+
+def test_options_go_to_the_sampler_that_has_them():
+    results = tauflow.evaluate(exact(), "tr_cie(cutoff=0.2), fhs", [4], 2)
+    assert names(results) == {"tr_cie(cutoff=0.2)", "fhs"}
+    with pytest.raises(SamplingError, match="sampler fhs has no option 'cutoff'; it has: order, counts"):
+        tauflow.evaluate(exact(), "fhs(cutoff=0.2)", [4], 2)
+    with pytest.raises(SamplingError, match="power belongs to counts="):
+        tauflow.evaluate(exact(), "fhs_pairs(power=3)", [4], 2)
     with pytest.raises(SamplingError, match="weight must be in"):
-        tauflow.evaluate(exact_run(), "beyond", [4], 2, weight=-3.0)
-    with pytest.raises(SamplingError, match="dense is the literal algorithm of samplers that leap, not of Reveal"):
-        tauflow.evaluate(exact_run(), "euler,fhs", [4], 2, dense=True)
+        tauflow.evaluate(exact(), "spaced(weight=-3)", [4], 2)
 
 
 def test_a_prompt_holds_in_every_sample():
-    run = exact_run()
-    tokens, known = run.task.prompt("4 3 _ 1")
-    table = tauflow.evaluate(run, "tr_cie", [4], 6, batch_size=4, show=6, prompt=tokens, prompt_mask=known)
-    (cell,) = table.cells
-    assert all((row[0], row[1], row[3]) == (4, 3, 1) for row in cell.shown)
+    trained = exact()
+    prompt = trained.task.prompt("4 3 _ 1")
+    (cell,) = sampled(run(trained, "tr_cie", [4], Sampling(6, 4, show=6, prompt=prompt)))
+    assert all((row[0], row[1], row[3]) == (4, 3, 1) for row in cell.shown.tokens)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"samplers": "fhs"}, "fhs does not support the uniform source of this model; try one of euler"),
-        ({"samplers": "eulr"}, "unknown sampler 'eulr'; known samplers: euler"),
-        ({"samplers": ""}, "unknown sampler ''"),
+        (
+            {"samplers": "fhs"},
+            "fhs: .* need a masked source, this model has a uniform one; try bridge_systematic",
+        ),
+        ({"samplers": "eulr"}, "unknown sampler 'eulr'; known samplers: auto, euler.*did you mean euler?"),
+        ({"samplers": ""}, "no samplers to evaluate; name some of euler"),
+        ({"samplers": "euler(theta=0.3)"}, "sampler euler has no option 'theta'"),
         ({"nfes": [2.5]}, "whole number of at least 1, got 2.5"),
-        ({"temperature": math.nan}, "temperature must be above 0"),
         ({"nfes": [0]}, "whole number of at least 1"),
         ({"nfes": []}, "a budget"),
         ({"num_samples": 0}, "num_samples >= 1"),
-        ({"samplers": "euler", "theta": 0.3}, "none of euler has the option theta"),
-        ({"samplers": "theta_rk2", "nfes": [4, 1], "finish": "none"}, "theta_rk2 at NFE 1: 1 evaluations are not enough"),
+        ({"guidance": [2.0]}, "this network takes no condition"),
+        ({"guidance": [math.inf], "samplers": "euler"}, "finite number"),
+        ({"condition": torch.tensor([1])}, "this network takes no condition"),
+        (
+            {"samplers": "theta_rk2(finish=none)", "nfes": [4, 1]},
+            r"theta_rk2\(finish=none\) at NFE 1: 1 evaluations are not enough",
+        ),
     ],
 )
 def test_bad_requests_are_refused_before_any_work(arguments, message):
-    run = exact_run(tauflow.Uniform(VALUES))
+    trained = exact(Uniform(VALUES))
     with pytest.raises(SamplingError, match=message):
-        tauflow.evaluate(run, **arguments)
-    assert run.denoiser.calls == 0
+        tauflow.evaluate(trained, **arguments)
+    assert trained.model.denoiser.calls == 0
 
 
-def test_table_as_markdown_csv_json_and_plot(table, tmp_path):
-    markdown = table.to_markdown()
-    (best,) = table.best("error_rate", 8)
+def test_a_bad_temperature_and_a_missing_task_are_refused():
+    with pytest.raises(SamplingError, match="temperature must be above 0"):
+        run(exact(), "euler", [2], Sampling(2, temperature=math.nan))
+    with pytest.raises(SamplingError, match="this model has no task"):
+        tauflow.evaluate(Trained(exact().model, None), "euler", [2], 2)
+
+
+def test_results_as_markdown_csv_json_and_figure(results, tmp_path):
+    from tauflow.evaluation.figures import quality_figure
+
+    frame = Frame(results)
+    markdown = to_markdown(results)
+    (best,) = frame.best("", 8, "error_rate")
+    best_value = frame.measured("", best, 8, "error_rate")
     assert f"| {best} |" in markdown
-    assert f"**{table.measured('error_rate', best, 8)}**" in markdown
-    assert min(table.measured("error_rate", name, 8).value for name in table.samplers) == table.measured("error_rate", best, 8).value
-    lines = table.to_csv().splitlines()
-    assert len(lines) == 1 + 6 * 3 + 3
-    assert lines[0].startswith("sampler,nfe,counted_nfe,forwards,samples,seconds")
-    again = Table.from_json(table.to_json())
-    assert again.to_csv() == table.to_csv()
-    assert again.versions["torch"] == torch.__version__.split("+")[0] or again.versions["torch"] == torch.__version__
-    axes = table.plot("error_rate").axes[0]
+    assert f"**{number_text(best_value)}**" in markdown
+    rows = [row for row in frame.rows("", "error_rate") if row != REAL]
+    assert min(frame.measured("", row, 8, "error_rate").value for row in rows) == best_value.value
+    lines = to_csv(results).splitlines()
+    assert len(lines) == 1 + 3 + 6 * (3 + 10)
+    assert lines[0] == "sampler,nfe,metric,value,standard_error,low,high,count"
+    results.save(tmp_path / "kept")
+    again = Results.read(tmp_path / "kept")
+    assert to_csv(again) == to_csv(results)
+    assert again.versions["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert again.scales["error_rate"] == Scale(False, True)
+    axes = quality_figure(frame, "error_rate").axes[0]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == table.samplers
-    table.save(tmp_path / "new", exact_run().task)
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
-        *("quality_vs_nfe.png", "results.csv", "results.json", "results.md", "samples.txt"),
-    ]
+    assert sorted(text.get_text() for text in axes.get_legend().get_texts()) == sorted([*rows, REAL])
+    save_report(results, tmp_path / "new", exact().task)
+    expected = ["quality_vs_nfe.png", "results.csv", "results.json", "results.md", "samples.txt"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == expected
     assert (tmp_path / "new" / "quality_vs_nfe.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_one_sample_has_no_standard_error_and_json_says_null():
-    table = tauflow.evaluate(exact_run(), "tr_cie", [4], 1)
-    assert math.isnan(table.measured("error_rate", "tr_cie", 4).standard_error)
-    assert json.loads(table.to_json())["cells"][0]["metrics"]["error_rate"]["standard_error"] is None
-    assert math.isnan(Table.from_json(table.to_json()).measured("error_rate", "tr_cie", 4).standard_error)
-    table.plot()
+def test_one_budget_is_one_table_with_the_metrics_as_columns(results, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    single = Results(
+        cells=[cell for cell in results.cells if cell.factors.get("nfe", 8) == 8], scales=results.scales
+    )
+    print_results(single)
+    printed = capsys.readouterr().out
+    assert printed.count("┏") == 1
+    header = next(line for line in printed.splitlines() if "┃ sampler" in line)
+    assert [word.strip() for word in header.split("┃")[1:-1]] == [
+        "sampler",
+        *(f"{name} ↓" for name in METRICS),
+    ]
+    assert printed.count("tr_cie") == 1
+    assert "| sampler | error_rate ↓ | sequence_error_rate ↓ | unigram_tv ↓ |" in to_markdown(single)
+    print_results(results)
+    printed = capsys.readouterr().out
+    assert printed.count("┏") == 3, "several budgets: a table for each metric"
+    assert "error_rate by NFE, lower is better, ± standard error over samples" in printed
+
+
+def test_one_sample_has_no_standard_error_and_json_says_null(tmp_path):
+    from tauflow.evaluation.figures import quality_figure
+
+    results = tauflow.evaluate(exact(), "tr_cie", [4], 1)
+    results.save(tmp_path)
+    for each in (results, Results.read(tmp_path)):
+        assert math.isnan(Frame(each).measured("", "tr_cie", 4, "error_rate").standard_error)
+    entry = json.loads((tmp_path / "results.json").read_text())["cells"][1]
+    assert entry["factors"] == {"sampler": "tr_cie", "nfe": 4}
+    assert {name: numbers[1] for name, *numbers in entry["records"]}["error_rate"] is None
+    quality_figure(Frame(results), "error_rate")
 
 
 def test_guidance_is_counted_and_timed():
     """Two forwards an evaluation, and the time of both models is the network's."""
-    run = exact_run()
+    trained = exact()
+    slow = Model(Exact(trained.model.process, seconds=0.02), trained.model.process, (LENGTH,))
+    results = run(trained, "tr_cie", [4], Sampling(2, unconditional=slow), guidance=[1.5])
+    (cell,) = sampled(results)
+    assert (value(cell, "counted_nfe"), value(cell, "forwards")) == (4, 8)
+    seconds = value(cell, "ms_per_sample") * value(cell, "network_share") * 2 / 1000
+    assert seconds > 4 * 0.02
 
-    class Slow(Posterior):
-        def evaluate(self, x, t):
-            time.sleep(0.02)
-            return super().evaluate(x, t)
 
-    table = tauflow.evaluate(run, "tr_cie", [4], 2, guidance=(Slow(run.source), 1.5))
-    (cell,) = table.cells
-    assert (cell.counted_nfe, cell.forwards) == (4, 8)
-    assert cell.network_seconds > 4 * 0.02
+def test_guidance_weights_are_rows_of_one_table():
+    """Weight 1 is the model itself, at one forward an evaluation; any other takes two.
+
+    Guidance helps: a weight of 3 makes the logits of 2 that the denoiser gives to what it expects into 6. The
+    error rates are some 0.4 and 0.2, the standard error of one over 200 samples below 0.02.
+    """
+    trained = labelled()
+    results = tauflow.evaluate(trained, "spaced_even", [12], 200, guidance=[1, 3])
+    plain, guided = (cell_of(results, "spaced_even", 12, guidance=weight) for weight in (1, 3))
+    assert (value(plain, "forwards"), value(guided, "forwards")) == (12, 24)
+    assert value(plain, "counted_nfe") == value(guided, "counted_nfe") == 12
+    rows = Frame(results).rows("", "error_rate")
+    assert rows[1:] == ["spaced_even, guidance 1", "spaced_even, guidance 3"]
+    without = tauflow.evaluate(trained, "spaced_even", [12], 200)
+    assert value(plain, "error_rate") == value(cell_of(without, "spaced_even", 12), "error_rate")
+    assert value(guided, "error_rate") < value(plain, "error_rate") - 0.1
+    assert "| spaced_even, guidance 3 |" in to_markdown(results)
+
+
+def test_conditions_are_those_of_validation_items_or_the_one_asked_for():
+    trained = labelled()
+    trained.task.setup()
+    results = run(trained, "spaced", [12], Sampling(48, 32, show=3))
+    (cell,) = sampled(results)
+    first = [trained.task.val_data[number]["condition"].tolist() for number in range(3)]
+    assert cell.shown.condition == first
+    assert value(cell, "error_rate") < 0.5, "measured under the steps that were asked for"
+    for label in range(3):
+        assert not math.isnan(value(cell, f"error_rate_step_{label + 1}"))
+
+    asked = tauflow.evaluate(trained, "spaced", [4, 12], 32, condition=trained.task.condition("2"))
+    cell = cell_of(asked, "spaced", 12)
+    assert cell.shown.condition == [[1]] * 4
+    assert value(cell, "error_rate") == value(cell, "error_rate_step_2")
+    assert math.isnan(value(cell, "error_rate_step_1"))
+    assert "all samples were asked for: step 2" in asked.notes
+    table = to_markdown(asked)
+    assert "error_rate_step_2 by NFE" in table
+    assert "error_rate_step_1" not in table, "nobody was asked for step 1"
+    assert samples_of(cell, trained.task)[0].startswith("step 2\n")
+    with pytest.raises(SamplingError, match=r"holds 0 \.\. 2"):
+        tauflow.evaluate(trained, "spaced", [4], 2, condition=torch.tensor([7]))
+
+
+def test_real_data_of_a_condition_are_the_items_that_have_it():
+    """Step 1 and step 3 have different unigram laws: real data of one condition are at the distance of that
+    law."""
+    trained = labelled()
+    trained.task.setup()
+    asked = tauflow.evaluate(trained, "spaced", [2], 64, condition=trained.task.condition("3"))
+    (real,) = [cell for cell in asked.cells if cell.factors["sampler"] == REAL]
+    items = [
+        item for item in (trained.task.val_data[i] for i in range(64)) if item["condition"].tolist() == [2]
+    ]
+    metrics = trained.task.sample_metrics()
+    condition = torch.full((len(items), 1), 2)
+    metrics.update(torch.stack([item["tokens"] for item in items]), condition=condition)
+    assert value(real, "unigram_tv") == pytest.approx(metrics.compute()["unigram_tv"][0].item())
+    assert f"real data: the {len(items)} validation items that there are" in asked.notes
 
 
 def test_best_ignores_what_is_no_number_and_ties_of_all():
-    def table(*values):
-        cells = [Cell(f"s{n}", 4, metrics={"m": Measured(value, 0.1)}) for n, value in enumerate(values)]
-        return Table(cells, {"m": False})
+    def frame(*values):
+        factors = [{"sampler": f"s{number}", "nfe": 4} for number in range(len(values))]
+        cells = [
+            Cell(each, [Record(each, "m", Measured(found, 0.1))])
+            for each, found in zip(factors, values, strict=True)
+        ]
+        return Frame(Results(cells=cells, scales={"m": Scale(False)}))
 
-    assert table(math.nan, 0.2, 0.1).best("m", 4) == ["s2"]
-    assert table(0.1, 0.1, 0.2).best("m", 4) == ["s0", "s1"]
-    assert table(1.0, 1.0).best("m", 4) == []
+    assert frame(math.nan, 0.2, 0.1).best("", 4, "m") == ["s2"]
+    assert frame(0.1, 0.1, 0.2).best("", 4, "m") == ["s0", "s1"]
+    assert frame(1.0, 1.0).best("", 4, "m") == []
 
 
 def test_evaluation_leaves_the_global_generator_alone():
     before = torch.get_rng_state()
-    tauflow.evaluate(exact_run(), "tr_cie,fhs", [4], 4)
+    tauflow.evaluate(exact(), "tr_cie,fhs", [4], 4)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_table_that_is_too_wide_is_turned():
+    """Nine metrics of one sampler do not fit side by side: they become rows, and nothing is wrapped."""
+    header = ["sampler", *(f"a_metric_with_a_long_name_{n}" for n in range(9))]
+    table = Table(
+        "NFE 8",
+        header,
+        [["spaced_even", *["[bold]0.1234 ± 0.0123[/bold]"] * 9], ["(real data)", *["0.1"] * 9]],
+    )
+    narrow = turned(table, 120)
+    assert narrow.header == ["metric", "spaced_even", "(real data)"]
+    assert narrow.rows[2] == ["a_metric_with_a_long_name_2", "[bold]0.1234 ± 0.0123[/bold]", "0.1"]
+    assert turned(table, 400) is table
+
+
+def test_a_model_that_does_not_fit_its_task_is_refused():
+    for values, length, match in (
+        (VALUES + 1, LENGTH, "tokens of the task"),
+        (VALUES, LENGTH + 1, "shape of the task"),
+    ):
+        task = tauflow.Countdown(length=length, values=values)
+        with pytest.raises(SamplingError, match=match):
+            tauflow.evaluate(tauflow.Trained(exact().model, task), "euler", [2], 2)
+    labelled = LabelledCountdown(length=LENGTH, values=VALUES)
+    with pytest.raises(SamplingError, match="conditions of the task"):
+        tauflow.evaluate(tauflow.Trained(exact().model, labelled), "euler", [2], 2)

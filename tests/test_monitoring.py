@@ -1,24 +1,26 @@
 """Samplers evaluated during training: what TensorBoard gets, what training does not notice."""
 
-import json
 import math
+import re
 import shutil
 from dataclasses import dataclass
 
 import pytest
 import torch
-from conftest import TINY, assert_equal, load_plain, read_scalars, run_train
+from conftest import TINY, assert_equal, load_plain, read_scalars, run_train, train_here
 
 import tauflow
-from tauflow.cli.training import TauflowCLI
+from tauflow.cli.sample import sample as sample_cli
+from tauflow.cli.train import TauflowCLI
+from tauflow.evaluation.store import REAL, Results
+from tauflow.evaluation.views import Frame
 from tauflow.samplers import SAMPLERS
 from tauflow.samplers.leaping import Leaping
-from tauflow.tables import Table
 
 WATCH = [
     *TINY,
-    *("--evaluation.samplers=[euler,tr_cie]", "--evaluation.nfes=[2,4]", "--evaluation.num_samples=6", "--evaluation.batch_size=4"),
-    "--evaluation.every_n_validations=1",
+    *("--evaluation.samplers=[euler,tr_cie]", "--evaluation.nfes=[2,4]", "--evaluation.num_samples=6"),
+    *("--evaluation.batch_size=4", "--evaluation.every_n_validations=1"),
 ]
 METRICS = ["error_rate", "sequence_error_rate", "unigram_tv"]
 
@@ -28,9 +30,19 @@ def watched(tmp_path_factory):
     """A run of 24 steps with three validations, monitored by a sampled metric; (folder, what it printed)."""
     folder = tmp_path_factory.mktemp("watched")
     monitor = "--checkpoints.monitor=sampling/error_rate/tr_cie/nfe_4"
-    result = run_train(*WATCH, monitor, "--trainer.max_steps=24", f"--trainer.default_root_dir={folder}", cwd=folder)
-    assert result.returncode == 0, result.stderr
-    return folder / "version_0", result.stdout
+    place = f"--trainer.default_root_dir={folder}"
+    return folder / "version_0", train_here(*WATCH, monitor, "--trainer.max_steps=24", place, cwd=folder)
+
+
+def cells_of(folder) -> dict:
+    """Return {(sampler, nfe): {metric: value}} of the newest evaluation of a run."""
+    found = [cell for cell in Results.read(folder / "evaluation").cells if cell.factors["sampler"] != REAL]
+    return {
+        (cell.factors["sampler"], cell.factors["nfe"]): {
+            each.metric: each.measured.value for each in cell.records
+        }
+        for cell in found
+    }
 
 
 def events(folder):
@@ -48,27 +60,32 @@ def test_every_promised_tag_has_its_points(watched, sampler):
     expected = {f"{name}/nfe_{nfe}" for name in METRICS for nfe in (2, 4)}
     expected |= {f"standard_error/{name}/nfe_{nfe}" for name in METRICS for nfe in (2, 4)}
     details = [*(f"steps/{name}" for name in ("jumped", "clamped", "several_events", "leftover_masks"))]
-    details += ["time/sampler_ms_per_sample", "time/network_share"]
+    details += ["time/ms_per_sample", "time/sampler_ms_per_sample", "time/network_share"]
+    details += ["steps/samples", "steps/counted_nfe", "steps/forwards"]
     expected |= {f"{name}/nfe_{nfe}" for name in details for nfe in (2, 4)}
     for tag in expected:
         assert [step for step, _ in scalars[tag]] == [8, 16, 24], tag
-    results = json.loads((folder / "evaluation" / "results.json").read_text())
-    cells = {(cell["sampler"], cell["nfe"]): cell for cell in results["cells"]}
+    cells = cells_of(folder)
     for metric in METRICS:
-        values = [(nfe, cells[sampler, nfe]["metrics"][metric]["value"]) for nfe in (2, 4)]
+        values = [cells[sampler, nfe][metric] for nfe in (2, 4)]
         curve = scalars[f"{metric}_vs_nfe"]
         assert [nfe for nfe, _ in curve] == [2, 4], "only the newest curve, step = NFE"
-        assert [value for _, value in curve] == pytest.approx([value for _, value in values])
-        assert scalars[f"{metric}/nfe_4"][-1][1] == pytest.approx(values[1][1])
+        assert [value for _, value in curve] == pytest.approx(values)
+        assert scalars[f"{metric}/nfe_4"][-1][1] == pytest.approx(values[1])
     assert set(scalars) == expected | {f"{metric}_vs_nfe" for metric in METRICS}
 
     tags = events(folder / sampler).Tags()
     assert tags["images"] == ["evolution/nfe_4"]
     assert tags["tensors"] == ["samples/nfe_4/text_summary"]
     assert len(events(folder / sampler).Images("evolution/nfe_4")) == 3
-    text = events(folder / sampler).Tensors("samples/nfe_4/text_summary")[-1].tensor_proto.string_val[0].decode()
+    text = text_of(folder / sampler, "samples/nfe_4")
     assert f"{sampler}, NFE 4" in text
-    assert all(line.startswith("    ") or not line for line in text.splitlines()), "a block of code: no line is wrapped or joined"
+    code = all(line.startswith("    ") or not line for line in text.splitlines())
+    assert code, "a block of code: no line is wrapped or joined"
+
+
+def text_of(folder, tag) -> str:
+    return events(folder).Tensors(f"{tag}/text_summary")[-1].tensor_proto.string_val[0].decode()
 
 
 def test_the_main_run_has_the_figure_and_the_cost(watched):
@@ -78,7 +95,9 @@ def test_the_main_run_has_the_figure_and_the_cost(watched):
     assert [event.step for event in main.Images("error_rate_vs_nfe")] == [8, 16, 24]
     scalars = read_scalars(folder)
     assert [step for step, _ in scalars["sampling/evaluation_seconds"]] == [8, 16, 24]
-    assert not any(tag.startswith("sampling/error_rate") for tag in scalars), "samplers have runs of their own"
+    assert not any(tag.startswith("sampling/error_rate") for tag in scalars), (
+        "samplers have runs of their own"
+    )
 
 
 def test_hparams_name_metrics_that_exist(watched):
@@ -86,10 +105,14 @@ def test_hparams_name_metrics_that_exist(watched):
 
     folder, _ = watched
     main = events(folder)
-    contents = {tag: main.SummaryMetadata(tag).plugin_data.content for tag in main.PluginTagToContent("hparams")}
+    contents = {
+        tag: main.SummaryMetadata(tag).plugin_data.content for tag in main.PluginTagToContent("hparams")
+    }
     read = {tag: plugin_data_pb2.HParamsPluginData.FromString(content) for tag, content in contents.items()}
-    experiment, session = read["_hparams_/experiment"].experiment, read["_hparams_/session_start_info"].session_start_info
+    experiment = read["_hparams_/experiment"].experiment
+    session = read["_hparams_/session_start_info"].session_start_info
     assert session.hparams["model/network/width"].number_value == 16
+    assert session.hparams["model/optimizer/learning_rate"].number_value == 0.002
     assert session.hparams["task/values"].number_value == 6
     assert {info.name for info in experiment.hparam_infos} == set(session.hparams)
     names = [(info.name.group, info.name.tag) for info in experiment.metric_infos]
@@ -108,7 +131,7 @@ def test_a_sampled_metric_is_the_monitor(watched):
 
 def test_the_run_ends_with_a_table(watched):
     folder, printed = watched
-    assert "error_rate by NFE (lower is better" in printed
+    assert "error_rate by NFE, lower is better" in printed
     assert f"samplers    {folder}/evaluation" in printed
     row = next(line for line in printed.splitlines() if "tr_cie" in line and "±" in line)
     assert row.count("±") == 2
@@ -117,17 +140,40 @@ def test_the_run_ends_with_a_table(watched):
 
 
 def test_the_evaluation_is_that_of_the_checkpoint(watched):
-    """The numbers of the last evaluation come again from the checkpoint written after it: averaged weights, seeds and counts agree."""
+    """The numbers of the last evaluation come again from the checkpoint written after it: averaged weights,
+    seeds and counts agree."""
     folder, _ = watched
-    table = tauflow.evaluate(tauflow.load(folder / "last.ckpt"), ["euler", "tr_cie"], [2, 4], 6, batch_size=4)
-    logged = Table.read(folder / "evaluation")
-    for cell in table.cells:
-        for name, found in cell.metrics.items():
-            assert logged.measured(name, cell.sampler, cell.nfe).value == pytest.approx(found.value, abs=1e-9)
+    results = tauflow.evaluate(
+        tauflow.load(folder / "last.ckpt"), ["euler", "tr_cie"], [2, 4], 6, batch_size=4
+    )
+    again, logged = Frame(results), Frame(Results.read(folder / "evaluation"))
+    for metric in METRICS:
+        for row in ("euler", "tr_cie", REAL):
+            for nfe in (2, 4):
+                found = again.measured("", row, nfe, metric)
+                assert logged.measured("", row, nfe, metric).value == pytest.approx(found.value, abs=1e-9)
+
+
+def test_a_line_at_every_validation_without_a_terminal(watched):
+    """Step, loss, bound, speed and time left, for a file or the log of a cluster."""
+    _, printed = watched
+    lines = [line for line in printed.splitlines() if line.startswith("step ")]
+    assert [line.split("  ")[0] for line in lines] == ["step 8 of 24", "step 16 of 24", "step 24 of 24"]
+    for line in lines:
+        for word in ("train/loss ", "val/bound ", " steps/s", " left"):
+            assert word in line
+
+
+def test_the_summary_says_what_is_trained(watched):
+    _, printed = watched
+    assert "network     Transformer, 3.53 k parameters" in printed
+    assert "process     masked source" in printed
+    assert "FLOPs" not in printed
 
 
 def test_training_does_not_notice(watched, trained):
-    """The same 24 steps without any evaluation: weights, averages, optimizer and logged losses are equal bit for bit."""
+    """The same 24 steps without any evaluation: weights, averages, optimizer and logged losses are equal bit
+    for bit."""
     folder, _ = watched
     with_it, without = load_plain(folder / "last.ckpt"), load_plain(trained / "last.ckpt")
     for part in ("state_dict", "optimizer_states", "lr_schedulers", "loops"):
@@ -154,9 +200,11 @@ def test_a_failing_sampler_is_named_and_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.setitem(SAMPLERS, "broken", Broken)
     plain = in_process(tmp_path / "plain", "--evaluation.every_n_validations=0")
     state = torch.get_rng_state()
-    with pytest.warns(UserWarning, match="broken at NFE 2 failed: RuntimeError: out of luck"):
+    with pytest.warns(UserWarning, match="broken, NFE 2: failed: RuntimeError: out of luck"):
         broken = in_process(tmp_path / "broken", "--evaluation.samplers=[broken,euler]")
-    assert torch.equal(torch.get_rng_state(), state), "what a sampler draws from the global generator is put back"
+    assert torch.equal(torch.get_rng_state(), state), (
+        "what a sampler draws from the global generator is restored"
+    )
     assert_equal(plain.model.state_dict(), broken.model.state_dict())
     folder = tmp_path / "broken" / "version_0"
     assert read_scalars(folder)["train/loss"] == read_scalars(tmp_path / "plain" / "version_0")["train/loss"]
@@ -166,22 +214,20 @@ def test_a_failing_sampler_is_named_and_changes_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("part", ["compute", "reference", "save"])
-def test_whatever_fails_in_an_evaluation_training_goes_on(tmp_path, monkeypatch, part):
+def test_whatever_fails_in_an_evaluation_training_continues(tmp_path, monkeypatch, part):
     def fail(*args, **kwargs):
         raise OSError("no space left")
 
     where = {
         "compute": "tauflow.tasks.countdown.TransitionErrorRate.compute",
-        "reference": "tauflow.evaluation.reference",
-        "save": "tauflow.tables.Table.save",
+        "reference": "tauflow.evaluation.evaluate.reference_cell",
+        "save": "tauflow.evaluation.callback.save_report",
     }
     monkeypatch.setattr(where[part], fail)
     if part == "reference":
         cli = in_process(tmp_path)
-        assert (
-            "there are no numbers of real data: OSError: no space left"
-            in (tmp_path / "version_0" / "evaluation" / "results.md").read_text()
-        )
+        table = (tmp_path / "version_0" / "evaluation" / "results.md").read_text()
+        assert "there are no numbers of real data: OSError: no space left" in table
     else:
         with pytest.warns(UserWarning, match="failed: OSError: no space left"):
             cli = in_process(tmp_path)
@@ -189,26 +235,32 @@ def test_whatever_fails_in_an_evaluation_training_goes_on(tmp_path, monkeypatch,
 
 
 def test_the_time_budget_is_kept_and_said(tmp_path):
-    with pytest.warns(UserWarning, match="euler at NFE 2 skipped: the 1e-09 seconds of the evaluation were spent"):
+    with pytest.warns(
+        UserWarning, match="euler, NFE 2: skipped: the 1e-09 seconds of the evaluation were spent"
+    ):
         cli = in_process(tmp_path, "--evaluation.max_seconds=1e-9")
     assert cli.trainer.global_step == 16
     assert "skipped: the 1e-09 seconds" in (tmp_path / "version_0" / "evaluation" / "results.md").read_text()
 
 
 def test_every_n_validations_and_the_last(tmp_path):
-    """Validations at 8, 16 and 24, the end at 28: evaluation at the first, the third and the end; monitors find a value at each."""
-    stopping = "--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStopping"  # stops at once where its monitor is NaN
+    """Validations at 8, 16 and 24, the end at 28: evaluation at the first, the third and the end; monitors
+    find a value at each."""
+    stopping = "--trainer.callbacks+=lightning.pytorch.callbacks.EarlyStopping"  # stops at once at NaN
     monitor = "--trainer.callbacks.monitor=sampling/error_rate/euler/nfe_2"
-    args = ["--trainer.max_steps=28", "--evaluation.every_n_validations=2", "--evaluation.nfes=[2]", stopping, monitor]
-    cli = in_process(tmp_path, *args, "--trainer.callbacks.patience=9")
-    assert [step for step, _ in read_scalars(tmp_path / "version_0" / "euler")["error_rate/nfe_2"]] == [8, 24, 28]
+    args = ["--trainer.max_steps=28", "--evaluation.every_n_validations=2", "--evaluation.nfes=[2]"]
+    cli = in_process(tmp_path, *args, stopping, monitor, "--trainer.callbacks.patience=9")
+    scalars = read_scalars(tmp_path / "version_0" / "euler")
+    assert [step for step, _ in scalars["error_rate/nfe_2"]] == [8, 24, 28]
     assert cli.trainer.global_step == 28
 
 
-def test_a_resumed_run_goes_on_with_its_curves(watched, tmp_path):
+@pytest.mark.slow
+def test_a_resumed_run_continues_its_curves(watched, tmp_path):
     folder = tmp_path / "version_0"
     shutil.copytree(watched[0], folder)
-    args = ["--trainer.max_steps=32", f"--ckpt_path={folder}/last.ckpt", "--checkpoints.monitor=sampling/error_rate/tr_cie/nfe_4"]
+    args = ["--trainer.max_steps=32", f"--ckpt_path={folder}/last.ckpt"]
+    args += ["--checkpoints.monitor=sampling/error_rate/tr_cie/nfe_4"]
     result = run_train(*WATCH, f"--trainer.default_root_dir={tmp_path}", *args, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert [step for step, _ in read_scalars(folder / "euler")["error_rate/nfe_2"]] == [8, 16, 24, 32]
@@ -218,10 +270,18 @@ def test_a_resumed_run_goes_on_with_its_curves(watched, tmp_path):
     ("args", "message"),
     [
         (["--evaluation.samplers=[eulr]"], "unknown sampler 'eulr'"),
-        (["--evaluation.samplers=[fhs]", "--model.source=uniform", "--model.network.time=true"], "fhs does not support the uniform source"),
+        (["--evaluation.samplers=[tr_cie(grd=tau)]"], "has no option 'grd'; did you mean grid?"),
+        (
+            ["--evaluation.samplers=[fhs]", "--model.source=uniform", "--model.network.time=true"],
+            "fhs: .* need a masked source, this model has a uniform one",
+        ),
+        (["--evaluation.guidance=[2]"], "this network takes no condition"),
         (["--evaluation.nfes=[0]"], "whole number of at least 1"),
         (["--evaluation.every_n_validations=-1"], "every_n_validations >= 0"),
-        (["--checkpoints.monitor=sampling/error_rate/tr_cie/nfe_5"], "logged were: sampling/error_rate/euler/nfe_2"),
+        (
+            ["--checkpoints.monitor=sampling/error_rate/tr_cie/nfe_5"],
+            "logged were: sampling/error_rate/euler/nfe_2",
+        ),
     ],
 )
 def test_bad_settings_are_refused_before_training(args, message, tmp_path):
@@ -232,13 +292,96 @@ def test_bad_settings_are_refused_before_training(args, message, tmp_path):
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_samples(tmp_path):
     """Seven samples in batches of two: four batches, two for each rank, and exactly seven samples counted."""
-    args = ["--trainer.devices=2", "--trainer.strategy=ddp", "--evaluation.num_samples=7", "--evaluation.batch_size=2"]
-    result = run_train(*WATCH, *args, "--trainer.max_steps=8", f"--trainer.default_root_dir={tmp_path}", cwd=tmp_path)
+    args = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_steps=8"]
+    args += [
+        "--evaluation.num_samples=7",
+        "--evaluation.batch_size=2",
+        f"--trainer.default_root_dir={tmp_path}",
+    ]
+    result = run_train(*WATCH, *args, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    cells = json.loads((tmp_path / "version_0" / "evaluation" / "results.json").read_text())["cells"]
-    assert [cell["samples"] for cell in cells] == [7] * 4
-    assert [cell["counted_nfe"] for cell in cells] == [2, 2, 4, 4]
+    cells = cells_of(tmp_path / "version_0")
+    assert [cell["samples"] for cell in cells.values()] == [7] * 4
+    assert [cell["counted_nfe"] for cell in cells.values()] == [2, 2, 4, 4]
     assert [step for step, _ in read_scalars(tmp_path / "version_0" / "euler")["error_rate/nfe_2"]] == [8]
-    assert result.stdout.count("error_rate by NFE") == 2, "a table for each error rate, printed by one process"
+    assert result.stdout.count("error_rate by NFE") == 2, (
+        "a table for each error rate, printed by one process"
+    )
+
+
+def test_auto_and_variants_in_training(tmp_path):
+    """`auto` is the recommended sampler of the process, as in the library; a variant has a run of its own."""
+    specs = "--evaluation.samplers=[auto, tr_cie, 'tr_cie(grid=tau)']"
+    cli = in_process(tmp_path, specs, "--evaluation.nfes=[4]", "--evaluation.every_n_validations=9")
+    folder = tmp_path / "version_0"
+    recommended = cli.model.process.recommended
+    assert list(cells_of(folder)) == [(recommended, 4), ("tr_cie", 4), ("tr_cie(grid=tau)", 4)]
+    for row in (recommended, "tr_cie", "tr_cie(grid=tau)"):
+        assert "error_rate/nfe_4" in read_scalars(folder / row)
+    assert "sampling/error_rate/tr_cie(grid=tau)/nfe_4" in cli.trainer.callback_metrics
+    alone = tauflow.evaluate(tauflow.load(folder / "last.ckpt"), nfes=4, num_samples=6, batch_size=4)
+    found = Frame(alone).measured("", recommended, 4, "error_rate").value
+    assert cells_of(folder)[recommended, 4]["error_rate"] == pytest.approx(found, abs=1e-9)
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    """The folder of a run on countdown with labels, evaluated with two guidance weights."""
+    folder = tmp_path_factory.mktemp("labelled")
+    task = [
+        "--data=tauflow.tasks.LabelledCountdown",
+        "--data.length=16",
+        "--data.values=6",
+        "--data.batch_size=8",
+    ]
+    task += ["--data.epoch_items=64", "--data.val_items=12"]
+    smaller = [word for word in WATCH if not word.startswith("--data.")]
+    args = ["--evaluation.guidance=[1, 2]", "--evaluation.samplers=[tr_cie]", "--trainer.max_steps=8"]
+    cli = TauflowCLI([*smaller, *task, *args, f"--trainer.default_root_dir={folder}"])
+    cli.fit()
+    return folder / "version_0"
+
+
+def test_conditions_and_guidance_in_tables_and_tensorboard(labelled):
+    plain, guided = (labelled / f"tr_cie, guidance {weight}" for weight in (1, 2))
+    for folder, forwards in ((plain, 4), (guided, 8)):
+        scalars = read_scalars(folder)
+        assert scalars["steps/forwards/nfe_4"] == [(8, forwards)]
+        for label in (1, 2, 3):
+            assert f"error_rate_step_{label}/nfe_4" in scalars, "the error rate of each condition"
+        shown = text_of(folder, "samples/nfe_4")
+        assert re.search(r"^ +step [123]$", shown, re.MULTILINE), "a sample says what it was asked to be"
+    table = (labelled / "evaluation" / "results.md").read_text()
+    assert "| tr_cie, guidance 2 |" in table
+    assert "error_rate_step_3 by NFE" in table
+    assert re.search(r"^step [123]$", (labelled / "evaluation" / "samples.txt").read_text(), re.MULTILINE)
+
+
+def test_a_condition_from_the_command_line(labelled, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    ask = ["--ckpt", str(labelled / "last.ckpt"), "--nfe", "4", "--num_samples", "6", "--accelerator", "cpu"]
+    with pytest.raises(SystemExit) as stop:
+        sample_cli(
+            [*ask, "--condition", "2", "--guidance", "1", "3", "--out", str(tmp_path), "--tensorboard"]
+        )
+    assert stop.value.code == 0
+    printed = capsys.readouterr().out
+    assert "all samples were asked for: step 2" in printed
+    header = next(line for line in printed.splitlines() if "┃ sampler" in line)
+    assert "error_rate_step_2 ↓" in header
+    assert "error_rate_step_1" not in header, "nobody was asked for it"
+    results = Results.read(tmp_path)
+    assert results.settings["condition"] == "2"
+    for cell in results.cells:
+        assert cell.shown is None or cell.shown.condition == [[1]] * 4
+    row = (
+        labelled / "sampled" / f"{tauflow.load(labelled / 'last.ckpt').model.process.recommended}, guidance 3"
+    )
+    assert "error_rate_step_2/nfe_4" in read_scalars(row)
+    assert "step 2" in text_of(row, "samples/nfe_4")
+    with pytest.raises(SystemExit) as stop:
+        sample_cli([*ask, "--condition", "4"])
+    assert "its step, 1 to 3, got '4'" in str(stop.value.code)

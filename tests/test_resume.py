@@ -1,45 +1,52 @@
 """A run that is killed and resumed ends bit for bit where the uninterrupted one does."""
 
 import os
+import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from conftest import ENV, TINY, assert_equal, load_plain, read_scalars, run_train, train_command, wait_for
+import torch
+from conftest import TINY, assert_equal, load_plain, paused, read_scalars, run_train, train_command
 
 STEPS = 20  # an epoch is 8 steps, so 20 end in the middle of one
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("uninterrupted")
-    result = run_train(*TINY, f"--trainer.max_steps={STEPS}", f"--trainer.default_root_dir={folder}", cwd=folder)
+    result = run_train(
+        *TINY, f"--trainer.max_steps={STEPS}", f"--trainer.default_root_dir={folder}", cwd=folder
+    )
     assert result.returncode == 0, result.stderr
     return folder / "version_0"
 
 
 def assert_same_run(a: Path, b: Path) -> None:
     left, right = load_plain(a / "last.ckpt"), load_plain(b / "last.ckpt")
-    for part in ("global_step", "state_dict", "optimizer_states", "lr_schedulers"):  # raw and averaged weights are in state_dict
+    # state_dict has both weights
+    for part in ("global_step", "state_dict", "optimizer_states", "lr_schedulers"):
         assert_equal(left[part], right[part], part)
     left, right = read_scalars(a), read_scalars(b)
     assert left.keys() == right.keys()
-    assert len(left["train/loss"]) == STEPS  # every step was logged once: the same data in the same order with the same noise
+    assert len(left["train/loss"]) == STEPS  # each step was logged once: the same data, order and noise
     for tag in left.keys() - {"train/tokens_per_second"}:
         assert left[tag] == right[tag], tag
 
 
 @pytest.mark.parametrize("every", [5, 8])
 def test_kill_9_and_resume(uninterrupted, tmp_path, every):
-    """Killed by SIGKILL after the checkpoint of step `every` (in the middle or at the end of an epoch), wherever the run then was."""
-    common = [*TINY, f"--trainer.default_root_dir={tmp_path}", f"--checkpoints.every_n_steps={every}", f"--trainer.max_steps={STEPS}"]
+    """Killed by SIGKILL after the checkpoint of step `every` (in the middle or at the end of an epoch),
+    wherever the run then was: it stops itself there, so that it cannot end before it is killed."""
+    common = [*TINY, f"--trainer.default_root_dir={tmp_path}", f"--checkpoints.every_n_steps={every}"]
+    common += [f"--trainer.max_steps={STEPS}"]
     last = tmp_path / "version_0" / "last.ckpt"
-    process = subprocess.Popen(train_command(*common), cwd=tmp_path, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not last.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.0005)
+    process = paused(
+        train_command(*common), last, tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert every <= load_plain(last)["global_step"] < STEPS, "killed too late to test anything"
@@ -50,22 +57,30 @@ def test_kill_9_and_resume(uninterrupted, tmp_path, every):
     assert_same_run(uninterrupted, tmp_path / "version_0")
 
 
-@pytest.mark.parametrize("extra", [[], ["--data.num_workers=2", "--trainer.accumulate_grad_batches=2"]], ids=["plain", "workers"])
+@pytest.mark.parametrize(
+    "extra", [[], ["--data.num_workers=2", "--trainer.accumulate_grad_batches=2"]], ids=["plain", "workers"]
+)
 def test_ctrl_c_saves_and_resumes(uninterrupted, tmp_path, extra):
-    """Ctrl-C as a terminal sends it: to every process of the group, loader workers too; also between the parts of an accumulated step."""
+    """Ctrl-C as a terminal sends it: to every process of the group, loader workers too; also between the
+    parts of an accumulated step."""
     common = [*TINY, *extra, f"--trainer.default_root_dir={tmp_path}", f"--trainer.max_steps={STEPS}"]
-    process = subprocess.Popen(
-        train_command(*common), cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    wait_for(tmp_path / "version_0" / "last.ckpt", process)
+    last = tmp_path / "version_0" / "last.ckpt"
+    options = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+        "start_new_session": True,
+    }
+    process = paused(train_command(*common), last, tmp_path, **options)
     os.killpg(process.pid, signal.SIGINT)
+    os.kill(process.pid, signal.SIGCONT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output
-    assert "to go on: python train.py -c" in output
+    assert "to resume: python train.py -c" in output
     stopped = load_plain(tmp_path / "version_0" / "last.ckpt")["global_step"]
     assert 8 <= stopped < STEPS
 
-    command = output.split("to go on: python train.py ")[1].split("\n")[0].split()
+    command = output.split("to resume: python train.py ")[1].split("\n")[0].split()
     result = run_train(*command, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     runs = uninterrupted, tmp_path / "version_0"
@@ -85,9 +100,30 @@ def test_another_checkpoint_begins_a_new_run(trained, tmp_path):
     copy = tmp_path / "copy" / "my.ckpt"
     copy.parent.mkdir()
     copy.write_bytes((trained / "last.ckpt").read_bytes())
-    result = run_train(*TINY, "--trainer.max_steps=26", f"--trainer.default_root_dir={tmp_path}/runs", f"--ckpt_path={copy}", cwd=tmp_path)
+    place = [f"--trainer.default_root_dir={tmp_path}/runs", f"--ckpt_path={copy}"]
+    result = run_train(*TINY, "--trainer.max_steps=26", *place, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert [path.name for path in copy.parent.iterdir()] == ["my.ckpt"]
     folder = tmp_path / "runs" / "version_0"
     assert load_plain(folder / "last.ckpt")["global_step"] == 26
-    assert "ckpt_path: null" in (folder / "config.yaml").read_text(), "the saved settings repeat the run, they do not resume it"
+    config = (folder / "config.yaml").read_text()
+    assert "ckpt_path: null" in config, "the saved settings repeat the run, they do not resume it"
+
+
+def test_a_run_begun_by_an_earlier_version_resumes(tmp_path):
+    """tests/data/format_1 is a run of the version before this one, stopped at step 6 of 16: it ends where an
+    uninterrupted run of this version does. The tolerance is for other machines than the one that made it."""
+    folder = tmp_path / "version_0"
+    shutil.copytree(Path(__file__).parent / "data" / "format_1", folder)
+    root = f"--trainer.default_root_dir={tmp_path}"
+    config = ["-c", str(folder / "config.yaml"), root]
+    result = run_train(*config, "--ckpt_path", str(folder / "last.ckpt"), cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "step 16 of 16" in result.stdout
+    result = run_train(*config, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    old, new = (load_plain(tmp_path / name / "last.ckpt") for name in ("version_0", "version_1"))
+    assert old["global_step"] == new["global_step"] == 16
+    assert old["tauflow"] == new["tauflow"], "the resumed run writes checkpoints of this version"
+    for part in ("state_dict", "optimizer_states"):
+        torch.testing.assert_close(old[part], new[part], atol=1e-5, rtol=1e-4)

@@ -1,7 +1,7 @@
 """sample.py: what it prints, what it writes, what it refuses."""
 
-import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,16 +10,25 @@ import time
 
 import pytest
 import torch
-from conftest import ENV, ROOT, load_plain, wait_for
+from conftest import ENV, ROOT, paused, read_scalars
 
-import tauflow.cli.sampling
-from tauflow.tables import Table
+import tauflow
+import tauflow.cli.sample
+from tauflow.evaluation.store import REAL, Results
+from tauflow.samplers import SAMPLERS
+from tauflow.samplers.spec import options_of
 
 FILES = ["quality_vs_nfe.png", "results.csv", "results.json", "results.md", "samples.txt"]
+SHIPPED = ROOT / "checkpoints" / "shipped" / "countdown_masked.ckpt"
 
 
 def command(*args):
     return [sys.executable, str(ROOT / "sample.py"), *map(str, args)]
+
+
+def run(*args, **options):
+    options = {"env": ENV, "capture_output": True, "text": True, "timeout": 240} | options
+    return subprocess.run(command(*args), **options)
 
 
 @pytest.fixture
@@ -29,145 +38,216 @@ def call(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("COLUMNS", "120")
 
     def run(*args):
+        where = [] if "--device" in args else ["--accelerator=cpu"]
         with pytest.raises(SystemExit) as stop:
-            tauflow.cli.sampling.sample([*map(str, args), "--accelerator=cpu"] if "--device" not in args else [*map(str, args)])
+            tauflow.cli.sample.sample([*map(str, args), *where])
         return stop.value.code, capfd.readouterr().out
 
     return run
 
 
-def test_no_arguments_take_the_best_of_the_newest_run(call, trained, tmp_path):
+def cells(folder):
+    """Return {(sampler, nfe): cell} of a folder's results, without real data, in their order."""
+    found = [cell for cell in Results.read(folder).cells if cell.factors["sampler"] != REAL]
+    return {(cell.factors["sampler"], cell.factors["nfe"]): cell for cell in found}
+
+
+def numbers(cell):
+    """Return {metric: measured} of a cell, without what was timed."""
+    timed = ("ms_per_sample", "sampler_ms_per_sample", "network_share")
+    return {record.metric: record.measured for record in cell.records if record.metric not in timed}
+
+
+@pytest.mark.slow
+def test_no_arguments_take_the_best_of_the_newest_run(trained, tmp_path):
     for version, age in ((0, 100), (1, 0)):
         folder = tmp_path / "checkpoints" / "countdown" / f"version_{version}"
         shutil.copytree(trained, folder)
         for path in folder.iterdir():
             os.utime(path, (time.time() - age, time.time() - age))
-    result = subprocess.run(command(), cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=120)
+    result = run(cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "checkpoints/countdown/version_1/best.ckpt" in result.stdout
     assert "spaced_even, NFE 32: error_rate" in result.stdout
-    assert "error_rate by NFE" in result.stdout
+    assert result.stdout.count("┏") == 1, "one table, with the metrics as columns"
+    assert "error_rate ↓" in result.stdout
     shown = result.stdout.split("samples\n\n")[1].split("\n\n")
     assert len(shown[0].split()) == 16
 
 
 def test_a_grid_is_written(call, trained, tmp_path):
     out = tmp_path / "new" / "out"
-    grid = ["--ckpt", trained / "best.ckpt", "--sampler", "tr-cie,euler", "--nfe", "4,2", "--batch_size", 4, "--out", out]
-    code, printed = call(*grid, "--num_samples", 10)
+    grid = ["--ckpt", trained / "best.ckpt", "--sampler", "tr-cie,euler", "--batch_size", 4, "--out", out]
+    code, printed = call(*grid, "--nfe", "4,2", "--num_samples", 10)
     assert code == 0
     assert sorted(path.name for path in out.iterdir()) == FILES
-    results = json.loads((out / "results.json").read_text())
-    assert [(cell["sampler"], cell["nfe"]) for cell in results["cells"]] == [("tr_cie", 2), ("euler", 2), ("tr_cie", 4), ("euler", 4)]
-    for cell in results["cells"]:
-        assert (cell["samples"], cell["counted_nfe"]) == (10, cell["nfe"])
-        assert cell["seconds"] > 0
-        assert set(cell["metrics"]["error_rate"]) >= {"value", "standard_error"}
-    assert results["settings"]["seed"] == 0
-    assert results["versions"]["torch"]
+    results = Results.read(out)
+    assert list(cells(out)) == [("tr_cie", 2), ("euler", 2), ("tr_cie", 4), ("euler", 4)]
+    for (_, nfe), cell in cells(out).items():
+        found = {record.metric: record.measured for record in cell.records}
+        assert (found["samples"].value, found["counted_nfe"].value) == (10, nfe)
+        assert found["ms_per_sample"].value > 0
+        assert found["error_rate"].standard_error > 0
+    assert results.settings["seed"] == 0
+    assert results.versions["torch"]
+    assert results.commands[0].startswith("python sample.py --ckpt ")
     assert "| tr_cie |" in (out / "results.md").read_text()
     assert (out / "samples.txt").read_text().count("over 10 samples") == 4
     assert printed.count("±") >= 4
     assert f"written to  {out}" in printed
 
-    code, printed = call(*grid, "--num_samples", 10)
+    before = cells(out)
+    code, printed = call(*grid, "--nfe", "2", "4", "--num_samples", 10)
     assert code == 0
-    assert "which has 4 of 4 cells" in printed
-    code, _ = call(*grid, "--num_samples", 11)
+    assert "4 of 4 cells are there already" in printed
+    code, printed = call(*grid, "--nfe", "4", "8", "--num_samples", 10)  # it grows
+    assert code == 0
+    assert "2 of 4 cells are there already" in printed
+    assert len(cells(out)) == 6
+    assert all(cells(out)[key].records == cell.records for key, cell in before.items())
+    code, _ = call(*grid, "--nfe", "4", "--num_samples", 11)
     assert "holds results with other settings (num_samples: 10 there, 11 now); choose another --out" in code
 
 
-def test_an_interrupted_grid_goes_on_where_it_stopped(trained, tmp_path):
-    """Ctrl-C in the middle: whole files with the finished cells remain; the same command ends with the numbers of an undisturbed run."""
-    args = [
-        "--ckpt",
-        trained / "best.ckpt",
-        "--sampler",
-        "euler,tr_cie,tweedie",
-        "--nfe",
-        "8,16,32,64",
-        "--num_samples",
-        60,
-        "--batch_size",
-        30,
-    ]
-    process = subprocess.Popen(command(*args, "--out", tmp_path / "a"), env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(tmp_path / "a" / "results.json", process)
+def test_variants_of_one_method_stand_in_one_table(call, trained, tmp_path):
+    specs = ["tr_cie", "tr_cie(grid=tau)", "spaced_even(power=3)"]
+    args = ["--ckpt", trained / "best.ckpt", "--nfe", 4, 8, "--num_samples", 4, "--out", tmp_path / "out"]
+    code, printed = call(*args, "--sampler", *specs)
+    assert code == 0
+    for spec in specs:
+        assert f"│ {spec} " in printed
+        assert f"| {spec} |" in (tmp_path / "out" / "results.md").read_text()
+
+
+def test_auto_is_that_of_the_library(call, trained, tmp_path):
+    code, _ = call("--ckpt", trained / "best.ckpt", "--nfe", 4, "--num_samples", 4, "--out", tmp_path / "out")
+    assert code == 0
+    loaded = tauflow.load(trained / "best.ckpt")
+    alone = tauflow.evaluate(loaded, nfes=4, num_samples=4)
+    (key,) = cells(tmp_path / "out")
+    assert key == (loaded.model.process.recommended, 4)
+    assert numbers(cells(tmp_path / "out")[key]) == numbers(alone.cells[-1])
+
+
+@pytest.mark.slow
+def test_an_interrupted_grid_resumes_where_it_stopped(trained, tmp_path):
+    """Ctrl-C in the middle: complete files with the finished cells remain; the same command ends with the
+    numbers of an undisturbed run."""
+    args = ["--ckpt", trained / "best.ckpt", "--sampler", "euler,tr_cie,tweedie", "--nfe", "8,16,32,64"]
+    args += ["--num_samples", 60, "--batch_size", 30]
+    out = tmp_path / "a"
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    first_cell = out / "results.json"
+    process = paused(command(*args, "--out", out), first_cell, tmp_path, **options)
     process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert "the same command goes on where it stopped" in errors
-    finished = [(cell.sampler, cell.nfe) for cell in Table.read(tmp_path / "a").cells]
+    assert "the same command resumes" in errors
+    finished = list(cells(out))
     assert 1 <= len(finished) < 12
 
-    result = subprocess.run(command(*args, "--out", tmp_path / "a"), env=ENV, capture_output=True, text=True, timeout=240)
+    result = run(*args, "--out", out)
     assert result.returncode == 0, result.stderr
-    assert f"which has {len(finished)} of 12 cells" in result.stdout
-    table = Table.read(tmp_path / "a")
-    assert len(table.cells) == 12
-    run = tauflow.load(trained / "best.ckpt")
-    other = next(cell for cell in table.cells if (cell.sampler, cell.nfe) not in finished)
-    for name, nfe in (finished[0], (other.sampler, other.nfe)):
-        alone = tauflow.evaluate(run, name, [nfe], 60, batch_size=30)
-        assert table.cell(name, nfe).metrics == alone.cell(name, nfe).metrics
+    assert f"{len(finished)} of 12 cells are there already" in result.stdout
+    found = cells(out)
+    assert len(found) == 12
+    loaded = tauflow.load(trained / "best.ckpt")
+    other = next(key for key in found if key not in finished)
+    for name, nfe in (finished[0], other):
+        alone = tauflow.evaluate(loaded, name, [nfe], 60, batch_size=30)
+        assert numbers(found[name, nfe]) == numbers(alone.cells[-1])
 
 
+@pytest.mark.slow
 def test_two_devices_draw_the_same_samples(trained, tmp_path):
-    args = [
-        "--ckpt",
-        trained / "best.ckpt",
-        "--sampler",
-        "tr_cie,fhs",
-        "--nfe",
-        "4",
-        "--num_samples",
-        7,
-        "--batch_size",
-        2,
-        "--accelerator",
-        "cpu",
-    ]
+    args = ["--ckpt", trained / "best.ckpt", "--sampler", "tr_cie,fhs", "--nfe", "4", "--num_samples", 7]
+    args += ["--batch_size", 2, "--accelerator", "cpu"]
     for devices in (1, 2):
-        out = tmp_path / str(devices)
-        result = subprocess.run(command(*args, "--devices", devices, "--out", out), env=ENV, capture_output=True, text=True, timeout=240)
+        result = run(*args, "--devices", devices, "--out", tmp_path / str(devices))
         assert result.returncode == 0, result.stderr
         assert result.stdout.count("written to") == 1
-    one, two = Table.read(tmp_path / "1"), Table.read(tmp_path / "2")
-    for left, right in zip(one.cells, two.cells, strict=True):
-        assert left.samples == right.samples == 7
-        assert left.shown == right.shown
-        for metric, found in left.metrics.items():
-            assert right.metrics[metric].value == pytest.approx(found.value)
-            assert right.metrics[metric].standard_error == pytest.approx(found.standard_error)
+    one, two = cells(tmp_path / "1"), cells(tmp_path / "2")
+    assert list(one) == list(two)
+    for key, left in one.items():
+        assert left.shown == two[key].shown
+        found = numbers(two[key])
+        assert numbers(left)["samples"].value == found["samples"].value == 7
+        for metric, measured in numbers(left).items():
+            assert found[metric].value == pytest.approx(measured.value), metric
+            assert found[metric].standard_error == pytest.approx(measured.standard_error), metric
 
 
-def test_prompt_temperature_guidance_and_precision(call, trained):
+def test_prompt_temperature_guidance_and_precision(call, trained, tmp_path):
     best = trained / "best.ckpt"
-    code, printed = call("--ckpt", best, "--nfe", 4, "--num_samples", 3, "--show", 3, "--prompt", "5 4 _ 2", "--temperature", 0.7)
+    prompt = ["--show", 3, "--prompt", "5 4 _ 2", "--temperature", 0.7]
+    code, printed = call("--ckpt", best, "--nfe", 4, "--num_samples", 3, *prompt)
     assert code == 0
     for sample in printed.split("over 3 samples\n\n")[1].split("\n\n")[:3]:
         words = [word.strip("!") for word in sample.split()]
         assert (words[0], words[1], words[3]) == ("5", "4", "2")
-    assert call("--ckpt", best, "--nfe", 4, "--num_samples", 2, "--guidance", best, "--guidance_weight", 1.5)[0] == 0
-    assert call("--ckpt", best, "--nfe", 4, "--num_samples", 2, "--precision", "bf16-mixed", "--device", "cpu")[0] == 0
+    small = ["--ckpt", best, "--nfe", 4, "--num_samples", 2]
+    out = tmp_path / "out"
+    assert call(*small, "--unconditional", best, "--guidance", "1,1.5", "--out", out)[0] == 0
+    forwards = {
+        cell.factors["guidance"]: numbers(cell)["forwards"].value
+        for cell in Results.read(out).cells
+        if "guidance" in cell.factors
+    }
+    assert forwards == {1.0: 4, 1.5: 8}
+    assert call(*small, "--precision", "bf16-mixed", "--device", "cpu")[0] == 0
+
+
+def test_tensorboard_stands_beside_the_run(call, trained, tmp_path):
+    """A finished grid as runs of TensorBoard; a second call replaces the first. Without a run it goes where
+    --out says."""
+    folder = tmp_path / "version_0"
+    shutil.copytree(trained, folder)
+    small = ["--num_samples", 4, "--tensorboard"]
+    args = ["--ckpt", folder / "best.ckpt", "--sampler", "tr_cie(grid=tau)", "euler", *small]
+    for nfes in ((2, 4), (4, 8)):
+        code, printed = call(*args, "--nfe", *nfes)
+        assert code == 0
+        assert f"watch it    tensorboard --logdir {tmp_path}" in printed
+        scalars = read_scalars(folder / "sampled" / "tr_cie(grid=tau)")
+        assert [step for step, _ in scalars["error_rate_vs_nfe"]] == list(nfes)
+        assert {tag for tag in scalars if tag.startswith("error_rate/")} == {
+            f"error_rate/nfe_{nfe}" for nfe in nfes
+        }
+        assert [step for step, _ in scalars[f"error_rate/nfe_{nfes[0]}"]] == [24], (
+            "at the step of the checkpoint"
+        )
+    assert "error_rate_vs_nfe" in read_scalars(folder / "sampled" / "euler")
+
+    alone = tmp_path / "alone.ckpt"
+    shutil.copy(trained / "best.ckpt", alone)
+    code, _ = call("--ckpt", alone, "--nfe", 2, *small)
+    assert "does not lie in the folder of a run; give --out DIR" in code
+    code, _ = call("--ckpt", alone, "--nfe", 2, 4, "--sampler", "euler", *small, "--out", tmp_path / "out")
+    assert code == 0
+    assert "error_rate_vs_nfe" in read_scalars(tmp_path / "out" / "tensorboard" / "euler")
 
 
 def test_finished_cells_are_never_lost(call, trained, tmp_path, monkeypatch):
     """A failed cell is made again; an interruption right then leaves the finished ones that come after it."""
-    from tauflow.samplers import SAMPLERS
-
-    args = ["--ckpt", trained / "best.ckpt", "--sampler", "euler,tr_cie", "--nfe", "2,3", "--num_samples", 2, "--out", tmp_path / "out"]
+    out = tmp_path / "out"
+    args = ["--ckpt", trained / "best.ckpt", "--sampler", "euler,tr_cie", "--nfe", "2,3"]
+    args += ["--num_samples", 2, "--out", out]
     good = SAMPLERS["euler"]
+
+    def finished():
+        return [name for (name, _), cell in cells(out).items() if not cell.problem]
+
     with monkeypatch.context() as patch:
         patch.setattr(type(good()), "step", _fail_for_euler(RuntimeError("unlucky")))
         assert call(*args)[0] == 1
-    assert [cell.sampler for cell in Table.read(tmp_path / "out").cells if not cell.problem] == ["tr_cie", "tr_cie"]
+    assert finished() == ["tr_cie", "tr_cie"]
     with monkeypatch.context() as patch:
         patch.setattr(type(good()), "step", _fail_for_euler(KeyboardInterrupt()))
         assert call(*args)[0] == 130
-    assert [cell.sampler for cell in Table.read(tmp_path / "out").cells if not cell.problem] == ["tr_cie", "tr_cie"]
+    assert finished() == ["tr_cie", "tr_cie"]
     assert call(*args)[0] == 0
-    assert len(Table.read(tmp_path / "out").cells) == 4
+    assert sorted(finished()) == ["euler", "euler", "tr_cie", "tr_cie"]
 
 
 def _fail_for_euler(error):
@@ -184,22 +264,12 @@ def _fail_for_euler(error):
 
 
 def test_infinite_options_can_be_resumed(call, trained, tmp_path):
-    args = [
-        "--ckpt",
-        trained / "best.ckpt",
-        "--sampler",
-        "tr_cie",
-        "--nfe",
-        2,
-        "--num_samples",
-        2,
-        "--ceiling",
-        "inf",
-        "--out",
-        tmp_path / "out",
-    ]
+    args = ["--ckpt", trained / "best.ckpt", "--sampler", "tr_cie_paper(ceiling=inf)", "--nfe", 2]
+    args += ["--num_samples", 2, "--out", tmp_path / "out"]
     assert call(*args)[0] == 0
-    assert call(*args)[0] == 0
+    code, printed = call(*args)
+    assert code == 0
+    assert "1 of 1 cells are there already" in printed
 
 
 def test_bad_requests(call, trained, tmp_path, monkeypatch):
@@ -211,54 +281,92 @@ def test_bad_requests(call, trained, tmp_path, monkeypatch):
         (["--ckpt", tmp_path / "foreign.ckpt"], "was not written by tauflow's train.py"),
         (["--ckpt", best, "--sampler", "eulr"], "unknown sampler 'eulr'"),
         (["--ckpt", best, "--nfe", "0"], "whole number of at least 1"),
+        (["--ckpt", best, "--nfe", "8,x"], "'8,x' is not a list of whole numbers such as 8 16 32"),
         (["--ckpt", best, "--num_samples", "0"], "num_samples >= 1"),
-        (["--ckpt", best, "--theta", "0.3"], "none of spaced_even has the option theta"),
         (
-            ["--ckpt", best, "--sampler", "tr_cie", "--grid", "tau", "--cutoff", "2"],
-            "tr_cie: cutoff = 1 - kappa at the end",
+            ["--ckpt", best, "--sampler", "spaced_even(theta=0.3)"],
+            "sampler spaced_even has no option 'theta'",
         ),
+        (["--ckpt", best, "--sampler", "tr_cie(grid=tau, cutoff=2)"], "cutoff = 1 - kappa at the end"),
         (["--ckpt", best, "--prompt", "9"], "values 0 to 5"),
-        (["--ckpt", best, "--prompt", "1 " * 17], "leave 1 out"),
+        (["--ckpt", best, "--prompt", "1 " * 17], "drop 1"),
         (["--ckpt", best, "--out", tmp_path / "file"], "cannot write to"),
-        (["--ckpt", best, "--guidance_weight", "2"], "needs --guidance"),
+        (["--ckpt", best, "--guidance", "2"], "this network takes no condition"),
+        (["--ckpt", best, "--guidance", best], "--guidance takes weights such as 1 2 4"),
+        (["--ckpt", best, "--unconditional", best], "--unconditional needs --guidance W"),
+        (["--ckpt", best, "--condition", "2"], "Countdown has no conditions; drop --condition"),
         (["--ckpt", best, "--device", "tpu:0"], "cannot compute on tpu:0"),
         (["--ckpt", best, "--device", "cpu:x"], "such as cuda:1"),
         (["--ckpt", best, "--precision", "16-mixed"], "needs a GPU"),
         (["--ckpt", best, "--temperature", "nan"], "temperature must be above 0"),
-        (["--ckpt", best, "--infill", "1 __ 3"], "leave --infill out"),
-        (["--ckpt", best, "--judge", "ngram"], "leave --judge out"),
+        (["--ckpt", best, "--infill", "1 __ 3"], "drop --infill"),
+        (["--ckpt", best, "--judge", "ngram"], "drop --judge"),
         (["--ckpt", best, "--device", "cpu", "--devices", "2"], "--device names one device"),
-        (["--ckpt", best, "--show", "-1"], "--show"),
+        (["--ckpt", best, "--show", "-1"], "show >= 0"),
         (["--ckpt", best, "--temperature", "0"], "temperature must be above 0"),
     ]:
         code, _ = call(*args)
         assert isinstance(code, str), args
-        assert expected in code, args
-    monkeypatch.setattr(tauflow.cli.sampling, "ROOT", tmp_path)  # else a run beside sample.py would be found
-    monkeypatch.setattr(tauflow.cli.sampling, "SHIPPED", tmp_path)
+        assert expected in code, (args, code)
+    monkeypatch.setattr(tauflow.cli.sample, "ROOT", tmp_path)  # else a run beside sample.py would be found
+    monkeypatch.setattr("tauflow.train.trained.SHIPPED", tmp_path)
     assert "there is no checkpoint under checkpoints/" in call()[0]
 
 
-def test_a_sampler_that_the_source_does_not_support(call, tmp_path, trained):
-    from tauflow.checkpoints import KEY
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--grid", "tau"], "grid is an option of samplers: write --sampler 'euler(grid=tau)'"),
+        (["--sampler", "tr_cie", "--grid=tau"], "write --sampler 'tr_cie(grid=tau)'"),
+        (["--sampler", "spaced", "--power", "3"], "write --sampler 'spaced(power=3)'"),
+        (["--dense"], "write --sampler 'euler(dense=true)'"),
+        (["--guidance_weight", "2"], "there is no argument --guidance_weight; it is now --guidance W"),
+        (["--samplr", "euler"], "there is no argument --samplr; see sample.py --help"),
+    ],
+)
+def test_removed_flags_get_the_sentence(call, args, expected):
+    code, _ = call(*args)
+    assert expected in code
 
-    checkpoint = load_plain(trained / "best.ckpt")
-    init = checkpoint[KEY]["model"]["init_args"]
-    init["source"] = "uniform"
-    key = "ema.network.embedding.weight"
-    names = [name for name in checkpoint["state_dict"] if name.startswith("ema.") and checkpoint["state_dict"][name].shape[:1] == (7,)]
-    assert names, f"the embedding has a row for the mask ({key})"
-    for name in names:
-        checkpoint["state_dict"][name] = checkpoint["state_dict"][name][:6]
-    torch.save(checkpoint, tmp_path / "uniform.ckpt")
-    code, _ = call("--ckpt", tmp_path / "uniform.ckpt", "--sampler", "fhs")
-    assert "fhs does not support the uniform source of this model; try one of euler" in code
-    code, printed = call("--ckpt", tmp_path / "uniform.ckpt", "--sampler", "paper", "--nfe", "2", "--num_samples", "2")
+
+def test_a_sampler_that_cannot_sample_the_model(call):
+    uniform = SHIPPED.with_name("countdown_uniform.ckpt")
+    code, _ = call("--ckpt", uniform, "--sampler", "fhs")
+    assert "need a masked source, this model has a uniform one; try bridge_systematic" in code
+    code, printed = call("--ckpt", uniform, "--sampler", "paper", "--nfe", "2", "--num_samples", "2")
     assert code == 0
-    assert "ho_fhs is left out" in printed
+    assert "ho_fhs is skipped: " in printed
 
 
 def test_help_reads_like_documentation():
-    shown = subprocess.run(command("--help"), env=ENV, capture_output=True, text=True, timeout=60).stdout
-    for text in ("python sample.py --sampler tr_cie,euler", "theta_trapezoidal", "ablation =", "--out", "--guidance_weight", "--devices"):
+    shown = run("--help").stdout
+    for text in (
+        'python sample.py --sampler "tr_cie(grid=tau)"',
+        "theta_trapezoidal",
+        "ablation",
+        "--out",
+        "--devices",
+    ):
         assert text in shown
+    blocks = {block.split()[0]: " ".join(block.split()) for block in re.split(r"\n  (?=\w)", shown)}
+    for name, make in SAMPLERS.items():
+        for option in options_of(make()).values():
+            words, _, owners = blocks[option.name].partition(f"{option.help} ({option.choices}) of ")
+            assert words, option.name
+            assert name in re.split(r",? ", owners), (name, option.name)
+
+
+def test_help_imports_nothing_heavy():
+    """`--help` must not wait for Lightning and the like; a subprocess lists the modules at its end."""
+    code = (
+        "import sys, atexit\n"
+        "heavy = ('lightning', 'datasets', 'transformers', 'matplotlib', 'tensorboard', 'torchmetrics')\n"
+        "atexit.register(lambda: print('HEAVY', [name for name in heavy if name in sys.modules]))\n"
+        f"sys.argv = ['sample.py', '--help']\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "import runpy\nrunpy.run_path(sys.path[0] + '/sample.py', run_name='__main__')\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=ENV, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    assert "HEAVY []" in result.stdout

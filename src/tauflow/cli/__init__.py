@@ -1,1 +1,1 @@
-"""The command lines: train.py is training.train, sample.py is sampling.sample. Nobody imports this package."""
+"""The command lines: train.py is train.train, sample.py is sample.sample. Nobody imports this package."""

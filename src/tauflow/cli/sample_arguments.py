@@ -1,0 +1,217 @@
+"""The arguments of `python sample.py`, and what it says of unknown ones. Imports nothing heavy."""
+
+import argparse
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tauflow.errors import SettingsError
+from tauflow.samplers import SAMPLERS, SETS, split_specs
+from tauflow.samplers.spec import described
+
+INDENT = " " * 16
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+
+RENAMED = {"guidance_weight": "--guidance W, and the other checkpoint --unconditional PATH"}
+"""What became of arguments of earlier versions that are no options of samplers."""
+
+DESCRIPTION = """Sample from a trained checkpoint and measure the samples.
+
+With no arguments: takes the newest checkpoint under checkpoints/ (the shipped countdown model before any
+run), samples with the recommended sampler, shows samples and their metrics.
+With several samplers or budgets: evaluates every combination, a cell, and prints tables.
+
+  python sample.py
+  python sample.py --ckpt checkpoints/countdown/version_0/best.ckpt --sampler euler --nfe 16
+  python sample.py --sampler "tr_cie(grid=tau)" tr_cie euler --nfe 8 16 32 --num_samples 256 --out results
+  python sample.py --sampler paper --nfe 8 16 32 64 --num_samples 1024 --devices 2 --out results --tensorboard
+  python sample.py --prompt "31 30 _ 28" --show 2
+  python sample.py --ckpt checkpoints/countdown_labels/version_0/best.ckpt --condition 2 --guidance 1 2 4
+  python sample.py --ckpt checkpoints/text_masked/version_0/best.ckpt --prompt "The" --temperature 0.8
+"""
+
+
+def epilog() -> str:
+    """Return what the samplers, sets and options are, from the samplers themselves."""
+    lines = ['samplers: auto (the recommended one), or names with options, such as "tr_cie(grid=tau)"', ""]
+    lines += [textwrap.fill(", ".join(SAMPLERS), 110, initial_indent="  ", subsequent_indent="  "), ""]
+    lines += ["  one of your own: path/to/file.py:Class(option=value), or package.module.Class", ""]
+    lines += [
+        "sets: " + ", ".join(SETS) + "; members that cannot sample the model are skipped, with a note",
+        "",
+    ]
+    lines += ["options of the samplers:"]
+    for name, owners in described().items():
+        for option in dict.fromkeys(option for _, option in owners):
+            having = ", ".join(sampler for sampler, each in owners if each == option)
+            lines.append(f"  {name:<14}{option.help} ({option.choices})")
+            lines.append(textwrap.fill(f"of {having}", 110, initial_indent=INDENT, subsequent_indent=INDENT))
+    lines += [
+        "",
+        "docs/samplers.md explains every sampler and option, docs/monitoring.md the files that --out writes.",
+    ]
+    return "\n".join(lines)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    found = argparse.ArgumentParser(
+        "sample.py",
+        description=DESCRIPTION,
+        epilog=epilog(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = found.add_argument_group("what to sample")
+    add_model_arguments(what)
+    what.add_argument(
+        "--sampler", nargs="+", default=["auto"], metavar="SPEC", help="see below (default auto)"
+    )
+    what.add_argument(
+        "--nfe", nargs="+", default=["32"], metavar="N", help="budgets of network evaluations (default 32)"
+    )
+    what.add_argument(
+        "--num_samples", type=int, default=64, metavar="N", help="samples of each cell (default 64)"
+    )
+    what.add_argument(
+        "--batch_size", type=int, default=16, metavar="N", help="samples drawn together (default 16)"
+    )
+    what.add_argument("--seed", type=int, default=0, help="seed of everything that is drawn (default 0)")
+    what.add_argument(
+        "--prompt", metavar="TEXT", help='known start of every sample; for countdown "31 30 _ 28"'
+    )
+    what.add_argument(
+        "--infill", metavar="TEXT", help='text with blanks of _, one for each token: "We the ____ of"'
+    )
+    what.add_argument(
+        "--condition", metavar="TEXT", help="what the samples are asked to be, in the task's words"
+    )
+    what.add_argument(
+        "--guidance",
+        nargs="+",
+        default=[],
+        metavar="W",
+        help="weights of guidance by the condition; 1 turns it off",
+    )
+    what.add_argument("--unconditional", type=Path, metavar="PATH", help="checkpoint to guide away from")
+    what.add_argument("--temperature", type=float, default=1.0, help="divides the logits (default 1)")
+    what.add_argument(
+        "--learn_order", action="store_true", help="learn an order for learned_order first, and keep it"
+    )
+    add_result_arguments(found)
+    add_device_arguments(found)
+    return found
+
+
+def add_device_arguments(found: argparse.ArgumentParser) -> None:
+    """Add the arguments that say where to compute, and how precisely."""
+    where = found.add_argument_group("where to compute")
+    where.add_argument("--device", metavar="NAME", help="one device: cpu, cuda, cuda:1, mps")
+    where.add_argument(
+        "--accelerator", default="auto", metavar="NAME", help="kind of device: auto, cpu, cuda, mps"
+    )
+    where.add_argument("--devices", type=int, default=1, metavar="N", help="share the samples over N devices")
+    where.add_argument(
+        "--strategy", default="auto", metavar="NAME", help="how devices share the work, such as ddp"
+    )
+    where.add_argument(
+        "--precision",
+        default="32-true",
+        choices=PRECISIONS,
+        help="precision of the network (default 32-true)",
+    )
+
+
+def add_model_arguments(group: Any) -> None:
+    """Add the arguments that say which model is meant."""
+    group.add_argument(
+        "--ckpt",
+        type=Path,
+        metavar="PATH",
+        help="checkpoint; by default the best of the newest run, or a shipped one",
+    )
+    group.add_argument(
+        "--classes",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="classes of your own that it may name: module.Class or file.py:Class",
+    )
+    group.add_argument(
+        "--judge", metavar="NAMES", help="judges of text: ngram, smollm2, a causal model of transformers"
+    )
+
+
+def add_result_arguments(found: argparse.ArgumentParser) -> None:
+    """Add the arguments that say what becomes of the results."""
+    out = found.add_argument_group("results")
+    out.add_argument(
+        *("--out", "-o"),
+        type=Path,
+        metavar="DIR",
+        help="write tables, a plot and samples there; an unfinished one resumes",
+    )
+    out.add_argument(
+        "--show",
+        type=int,
+        default=4,
+        metavar="N",
+        help="samples to show of a single cell, or to keep of each (default 4)",
+    )
+    out.add_argument(
+        "--tensorboard",
+        action="store_true",
+        help="also write the results beside the run, where TensorBoard shows them",
+    )
+    out.add_argument("--no_progress", action="store_true", help="no progress bar")
+
+
+def refuse_unknown(unknown: list[str], samplers: Sequence[str]) -> None:
+    """Exit with what an unknown flag should have been; `samplers` are the specs that were asked for."""
+    if not unknown:
+        return
+    flag, _, value = unknown[0].partition("=")
+    name = flag.lstrip("-")
+    if name in described():
+        if not value and len(unknown) > 1 and not unknown[1].startswith("-"):
+            value = unknown[1]
+        sys.exit(
+            f"error: {name} is an option of samplers: write --sampler '{_suggested(name, value, samplers)}'"
+        )
+    hint = f"; it is now {RENAMED[name]}" if name in RENAMED else "; see sample.py --help"
+    sys.exit(f"error: there is no argument {flag}{hint}")
+
+
+def _suggested(name: str, value: str, samplers: Sequence[str]) -> str:
+    """Return a spec with an option, of the first sampler asked for that has it."""
+    owners = dict(described()[name])
+    asked = [spec.split("(")[0].strip() for spec in split_specs(samplers)]
+    owner = next((sampler for sampler in asked if sampler in owners), next(iter(owners)))
+    choices = owners[owner].choices
+    example = {"true or false": "true", "number": "0.5"}.get(choices.split(", ")[0], choices.split(", ")[0])
+    return f"{owner}({name}={value or example})"
+
+
+def numbers(words: Sequence[str]) -> list[int]:
+    """Return whole numbers from words, in which commas may stand."""
+    try:
+        return [int(part) for part in _parts(words)]
+    except ValueError:
+        raise SettingsError(f"{' '.join(words)!r} is not a list of whole numbers such as 8 16 32") from None
+
+
+def weights(words: Sequence[str]) -> list[float]:
+    """Return guidance weights from words, in which commas may stand."""
+    try:
+        return [float(part) for part in _parts(words)]
+    except ValueError:
+        raise SettingsError(
+            f"--guidance takes weights such as 1 2 4, not {' '.join(words)!r}; the checkpoint to guide away "
+            "from is --unconditional PATH"
+        ) from None
+
+
+def _parts(words: Sequence[str]) -> list[str]:
+    return [part for word in words for part in word.split(",") if part.strip()]

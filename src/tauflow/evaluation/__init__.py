@@ -1,0 +1,11 @@
+"""How good samples are: measure one cell, run a grid of them, keep the results, show them.
+
+evaluate    every sampler at every budget on one trained model
+measure     one cell: samples of one sampler at one budget, by the task's metrics
+reference   the same of real data
+grid        the one resumable loop over cells
+store       Results: factors, metrics, measured values
+views       which factors make a panel, a row and the axis
+tables, figures, styles, pictures, tensorboard    what people look at
+callback    SamplerEvaluation, all of it during training
+"""

@@ -1,0 +1,241 @@
+"""SamplerEvaluation: while a model trains, every sampler at every budget, in TensorBoard and as monitors."""
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.seed import isolate_rng
+from rich.progress import Progress
+from torch.utils.tensorboard import SummaryWriter
+
+from tauflow.errors import SettingsError
+from tauflow.evaluation import tensorboard
+from tauflow.evaluation.evaluate import SamplerGrid
+from tauflow.evaluation.grid import GridOptions
+from tauflow.evaluation.measure import Sampling
+from tauflow.evaluation.report import save_report
+from tauflow.evaluation.store import Factors, Results
+from tauflow.evaluation.views import View, cell_name
+from tauflow.tasks import Task
+from tauflow.train import Trained
+from tauflow.train.callbacks import GracefulStop
+from tauflow.train.checkpoints import describe
+from tauflow.train.module import DFMModule
+
+VIEW = View()
+
+
+class SamplerEvaluation(Callback):
+    """Evaluates samplers on the averaged weights during training.
+
+    It changes nothing in training, not a bit.
+
+    Args:
+        samplers: specs such as tr_cie(grid=tau), sets (all, paper, ablation, beyond), or auto, the
+            recommended one.
+        nfes: budgets of network evaluations.
+        num_samples: samples for each sampler and budget, over all devices.
+        batch_size: samples drawn together; devices share batches, so there should be as many as devices.
+        every_n_validations: evaluate at the first validation, at every so many after it, and when training
+            ends; 0 for never.
+        seed: of the samples; the same at every evaluation, so that curves compare.
+        show: samples of each sampler to show, at most batch_size.
+        guidance: weights of classifier-free guidance, each a row of its own; 1 is none.
+        max_seconds: of one evaluation; cells that would begin later are skipped with a note. By default no
+            limit.
+    """
+
+    def __init__(
+        self,
+        samplers: list[str] | str = "auto",
+        nfes: list[int] = [8, 16, 32],  # noqa: B006 - never changed
+        num_samples: int = 64,
+        batch_size: int = 16,
+        every_n_validations: int = 1,
+        seed: int = 0,
+        show: int = 2,
+        guidance: list[float] = [],  # noqa: B006 - never changed
+        max_seconds: float | None = None,
+    ):
+        if every_n_validations < 0 or show < 0 or (max_seconds is not None and not max_seconds > 0):
+            raise SettingsError(
+                f"need every_n_validations >= 0, show >= 0 and max_seconds > 0, got {every_n_validations}, "
+                f"{show} and {max_seconds}"
+            )
+        self.samplers = samplers
+        self.nfes = nfes
+        self.num_samples = num_samples
+        self.batch_size = batch_size
+        self.every_n_validations = every_n_validations
+        self.seed = seed
+        self.show = show
+        self.guidance = guidance
+        self.max_seconds = max_seconds
+        self.results: Results | None = None
+        self.seconds = 0.0  # spent in evaluations so far
+        self._validations = 0
+        self._values: dict[str, float] = {}  # newest, by the name of the monitor
+        self._writers: dict[str, SummaryWriter] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"validations": self._validations, "seconds": self.seconds, "values": self._values}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._validations = state["validations"]
+        self.seconds = state["seconds"]
+        self._values = state["values"]
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse what cannot be evaluated before training begins."""
+        self._root = Path(trainer.log_dir or trainer.default_root_dir)  # asked on all ranks: it is broadcast
+        self._names: list[str] = []
+        self._shown_metrics: list[tuple[str, str]] = []
+        if not self.every_n_validations:
+            return
+        grid = self._grid(trainer, pl_module)
+        cells = grid.cells()
+        metrics = [str(name) for name in grid.task.sample_metrics()]
+        self._names = [name_of(metric, cell) for metric in metrics for cell in cells]
+        tag = f"{grid.task.headline}/nfe_{grid.nfes[-1]}"
+        rows = dict.fromkeys(VIEW.label(cell, VIEW.row) for cell in cells)
+        self._shown_metrics = [(row, tag) for row in rows]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        settings = {"model": describe(pl_module)["init_args"]}
+        if task := task_of(trainer):
+            settings["task"] = describe(task)["init_args"]
+        for logger in trainer.loggers:
+            if not isinstance(logger, TensorBoardLogger):
+                logger.log_hyperparams(settings)
+            elif trainer.is_global_zero:
+                tensorboard.write_hparams(logger, settings, self._shown_metrics)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn != "fit" or not self.every_n_validations:
+            return
+        if not trainer.sanity_checking:
+            self._validations += 1
+            last = trainer.global_step >= trainer.estimated_stepping_batches
+            if (self._validations - 1) % self.every_n_validations == 0 or last:
+                self._values = self._evaluate(trainer, pl_module)
+        for name in self._names:  # between evaluations the newest values stand: monitors always find one
+            pl_module.log(name, self._values.get(name, math.nan), logger=False)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Evaluate a run that ends between validations."""
+        stop = _stop_of(trainer)
+        evaluated = self.results is not None and self.results.settings["step"] == trainer.global_step
+        stopped = stop is not None and bool(stop.stopped_by)
+        if self.every_n_validations and trainer.global_step and not evaluated and not stopped:
+            self._values = self._evaluate(trainer, pl_module)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        self._writers = {}
+
+    @property
+    def folder(self) -> Path | None:
+        """Return where the newest results are written to."""
+        return self._root / "evaluation" if self.results else None
+
+    def _grid(self, trainer: Trainer, module: LightningModule) -> SamplerGrid:
+        task = task_of(trainer)
+        if task is None or not isinstance(module, DFMModule):
+            raise SettingsError(
+                "SamplerEvaluation needs a DFMModule and a task that says how good a sample is: train with "
+                "tauflow.tasks.data.TaskData(task), or drop the callback"
+            )
+        trained = Trained(module.model(), task, trainer.global_step)
+        sampling = Sampling(self.num_samples, self.batch_size, self.seed, self.show)
+        return SamplerGrid.of(trained, self.samplers, self.nfes, self.guidance, sampling)
+
+    def _evaluate(self, trainer: Trainer, module: LightningModule) -> dict[str, float]:
+        begin = time.perf_counter()
+
+        def until() -> str:
+            if self.max_seconds is not None and time.perf_counter() - begin > self.max_seconds:
+                return f"the {self.max_seconds:g} seconds of the evaluation were spent"
+            stop = _stop_of(trainer)
+            return "training was asked to stop" if stop and stop.asked else ""
+
+        bar = trainer.progress_bar_callback
+        progress: bool | Progress = False
+        if isinstance(bar, RichProgressBar) and bar.is_enabled and bar.progress:
+            progress = bar.progress
+        try:
+            with isolate_rng(), trainer.precision_plugin.forward_context():
+                names = ("samplers", "nfes", "num_samples", "batch_size", "seed", "guidance")
+                settings = {"step": trainer.global_step, **{name: getattr(self, name) for name in names}}
+                grid = self._grid(trainer, module)
+                options = GridOptions(progress=progress, keep_going=True, until=until)
+                results = grid.run(Results(settings=settings), options)
+                if trainer.is_global_zero and not fast_dev_run(trainer):
+                    self._write(trainer, results, grid.task)
+        except Exception as error:  # whatever happens here, training continues
+            said = f"{type(error).__name__}: {error}"
+            rank_zero_warn(f"the sampler evaluation at step {trainer.global_step} failed: {said}")
+            return {}
+        self.results = results
+        self._record(trainer, module, results, time.perf_counter() - begin)
+        return values_of(results)
+
+    def _record(self, trainer: Trainer, module: LightningModule, results: Results, seconds: float) -> None:
+        """Warn of problems, and give the values to other loggers than TensorBoard."""
+        for cell in results.problems:
+            rank_zero_warn(
+                f"sampler evaluation at step {trainer.global_step}: {cell_name(cell.factors)}: {cell.problem}"
+            )
+        for logger in trainer.loggers:
+            if not isinstance(logger, TensorBoardLogger):
+                logger.log_metrics(values_of(results), step=trainer.global_step)
+        self.seconds += seconds
+        assert isinstance(module, DFMModule)
+        module.record(trainer.global_step, {"sampling/evaluation_seconds": seconds})
+
+    def _write(self, trainer: Trainer, results: Results, task: Task) -> None:
+        save_report(results, self._root / "evaluation", task)
+        logger = next((each for each in trainer.loggers if isinstance(each, TensorBoardLogger)), None)
+        if not logger:
+            return
+        step = trainer.global_step
+        tensorboard.write_figures(logger.experiment, results, step)
+        for row, cells in tensorboard.rows_of(results).items():
+            if row not in self._writers:
+                # what a killed run wrote after its checkpoint
+                purge = step if self._validations > 1 else None
+                self._writers[row] = SummaryWriter(str(self._root / row), purge_step=purge)
+            tensorboard.write_cells(self._writers[row], cells, results, task, step)
+            tensorboard.replace_curves(self._root / row, cells, results)
+            self._writers[row].flush()
+
+
+def fast_dev_run(trainer: Trainer) -> bool:
+    """Return whether this is a trial of a few batches, which leaves no files."""
+    return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]  # set by a function of Lightning
+
+
+def task_of(trainer: Trainer) -> Task | None:
+    """Return the task whose data is trained on, if there is one."""
+    return getattr(getattr(trainer, "datamodule", None), "task", None)
+
+
+def name_of(metric: str, factors: Factors) -> str:
+    """Return the name that a sampled metric has as a monitor."""
+    return f"sampling/{metric}/{VIEW.label(factors, VIEW.row)}/nfe_{factors['nfe']}"
+
+
+def values_of(results: Results) -> dict[str, float]:
+    """Return the values of all monitors."""
+    records = [each for each in results.records if "nfe" in each.factors and each.metric in results.scales]
+    return {name_of(each.metric, each.factors): each.measured.value for each in records}
+
+
+def _stop_of(trainer: Trainer) -> GracefulStop | None:
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector of Lightning
+    return next((callback for callback in callbacks if isinstance(callback, GracefulStop)), None)

@@ -1,0 +1,219 @@
+"""evaluate: every sampler at every budget on one trained model, measured by the task's own metrics."""
+
+import dataclasses
+import warnings
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from tauflow.denoise import Model
+from tauflow.errors import SamplingError
+from tauflow.evaluation.grid import GridOptions, progress_bar, run_grid
+from tauflow.evaluation.measure import Sampling, measure_cell, scales
+from tauflow.evaluation.reference import reference_cell
+from tauflow.evaluation.store import REAL, Cell, Factors, Results
+from tauflow.ranks import rank, world_size
+from tauflow.samplers import SAMPLERS, SETS, Prompt, Sampler, sampler_from, split_specs
+from tauflow.samplers.api import checked_condition, whole
+from tauflow.tasks import Task
+from tauflow.train import Trained
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+Samplers = str | Sampler | Iterable[str | Sampler]
+
+
+def evaluate(
+    trained: Trained,
+    samplers: Samplers = "auto",
+    nfes: int | Sequence[int] = (32,),
+    num_samples: int = 256,
+    *,
+    batch_size: int = 64,
+    seed: int = 0,
+    guidance: Sequence[float] = (),
+    condition: Tensor | None = None,
+    prompt: Prompt | None = None,
+) -> Results:
+    """Sample with every sampler at every budget and measure the samples with the task's metrics.
+
+    Args:
+        trained: model and task, from `tauflow.load`, or your own `tauflow.Trained(model, task)`.
+        samplers: specs such as "tr_cie(grid=tau)", sets (all, paper, ablation, beyond), "auto", or Samplers;
+            a list, or text in which commas separate them.
+        nfes: budgets of evaluations.
+        num_samples: samples of each cell, over all devices.
+        batch_size: samples drawn together; devices share batches, and each batch has a seed of its own.
+        seed: of all samples; every sampler begins from the same x_0.
+        guidance: weights of classifier-free guidance, each a row of its own; 1 is none.
+        condition: what all samples are asked to be (C,); by default what validation items are.
+        prompt: what is known of every sample.
+    """
+    sampling = Sampling(num_samples, batch_size, seed, condition=condition, prompt=prompt)
+    grid = SamplerGrid.of(trained, samplers, nfes, guidance, sampling)
+    return grid.run(Results(), GridOptions())
+
+
+class SamplerGrid:
+    """The cells of samplers x budgets x guidance weights on a trained model; refuses early what cannot be."""
+
+    def __init__(
+        self,
+        trained: Trained,
+        samplers: dict[str, Sampler],
+        nfes: Sequence[int],
+        guidance: Sequence[float],
+        sampling: Sampling,
+    ):
+        self.model = trained.model
+        self.task = task_of(trained)
+        self.samplers = samplers
+        self.nfes = list(nfes)
+        self.guidance = list(guidance)
+        self.sampling = sampling
+        self.notes: list[str] = []
+
+    @classmethod
+    def of(
+        cls,
+        trained: Trained,
+        samplers: Samplers,
+        nfes: int | Sequence[int],
+        guidance: Sequence[float],
+        sampling: Sampling,
+    ) -> "SamplerGrid":
+        """Make the grid from what a user asked for."""
+        chosen, notes = choose_samplers(samplers, trained.model)
+        grid = cls(trained, chosen, check(trained.model, chosen, nfes, sampling), guidance, sampling)
+        grid.notes = notes
+        if sampling.condition is not None:
+            checked_condition(sampling.condition, 1, trained.model)
+            grid.notes.append(f"all samples were asked for: {grid.task.caption(sampling.condition)}")
+        for weight in guidance:
+            sampling.model(trained.model, float(weight))
+        return grid
+
+    def cells(self) -> list[Factors]:
+        """Return the cells, budget by budget."""
+        cells: list[Factors] = []
+        for nfe, name in product(self.nfes, self.samplers):
+            weights: list[Factors] = [{"guidance": weight} for weight in self.guidance] or [{}]
+            cells += [{"sampler": name, "nfe": nfe} | weight for weight in weights]
+        return cells
+
+    def run(self, results: Results, options: GridOptions) -> Results:
+        """Measure the cells that the results do not have yet, and real data beside them."""
+        self._warn_of_idle_devices()
+        results.scales = scales(self.task)
+        for note in self.notes:
+            results.note(note)
+        if not any(cell.factors.get("sampler") == REAL for cell in results.cells):
+            self._add_reference(results, options)
+        with progress_bar(options.progress) as bar:
+            options = dataclasses.replace(options, progress=bar or False)
+            return run_grid(results, self.cells(), lambda factors: self.measure(factors, bar), options)
+
+    def measure(self, factors: Factors, bar: "Progress | None" = None) -> Cell:
+        """Measure one cell; a progress bar is told of its batches."""
+        sampler = self.samplers[str(factors["sampler"])]
+        batches = len(self.sampling.mine())
+        if bar is None or batches < 2:
+            return measure_cell(self.model, self.task, sampler, factors, self.sampling)
+        line = bar.add_task("batches", total=batches)
+        try:
+            return measure_cell(
+                self.model,
+                self.task,
+                sampler,
+                factors,
+                self.sampling,
+                lambda: bar.update(line, advance=1, refresh=True),
+            )
+        finally:
+            bar.remove_task(line)
+
+    def _add_reference(self, results: Results, options: GridOptions) -> None:
+        try:
+            cell, note = reference_cell(self.task, self.sampling.num_samples, self.sampling.condition)
+        except Exception as error:
+            if not options.keep_going:
+                raise
+            cell, note = None, f"there are no numbers of real data: {type(error).__name__}: {error}"
+        results.note(note)
+        if cell:
+            results.add(cell)
+
+    def _warn_of_idle_devices(self) -> None:
+        if self.sampling.batches < world_size() and rank() == 0:
+            warnings.warn(
+                f"{self.sampling.batches} batches of samples leave devices idle; lower batch_size to use all "
+                f"{world_size()}",
+                stacklevel=3,
+            )
+
+
+def task_of(trained: Trained) -> Task:
+    """Return the task of a trained model; refuse one without a task, or with one of other sizes."""
+    task, model = trained.task, trained.model
+    if task is None:
+        raise SamplingError(
+            "this model has no task, so nothing says how good a sample is; give Trained(model, task)"
+        )
+    of_task = (task.num_tokens, tuple(task.shape), tuple(task.conditions))
+    of_model = (model.process.num_tokens, model.shape, model.conditions)
+    for name, wanted, found in zip(("tokens", "shape", "conditions"), of_task, of_model, strict=True):
+        if wanted != found:
+            raise SamplingError(
+                f"the samples of this model cannot be measured by {type(task).__name__}: the {name} of the "
+                f"task are {wanted}, those of the model {found}"
+            )
+    return task
+
+
+def choose_samplers(samplers: Samplers, model: Model) -> tuple[dict[str, Sampler], list[str]]:
+    """Return samplers by their specs; and notes on `auto`, and on members of sets that are skipped."""
+    given: list[Any] = [samplers] if isinstance(samplers, str | Sampler) else list(samplers)
+    chosen: dict[str, Sampler] = {}
+    notes: list[str] = []
+    for entry in given:
+        for spec in split_specs(entry) if isinstance(entry, str) else [entry]:
+            members = SETS.get(spec.lower()) if isinstance(spec, str) else None
+            for member in members or [spec]:
+                sampler = sampler_from(member, model)
+                reason = sampler.refuses(model)
+                if reason and members is None:
+                    raise SamplingError(f"{sampler}: {reason}")
+                if reason:
+                    notes.append(f"{member} is skipped: {reason}")
+                else:
+                    chosen.setdefault(str(sampler), sampler)
+                if str(member).strip().lower() == "auto":
+                    notes.append(f"auto is {sampler} for this model")
+    if not chosen:
+        raise SamplingError(
+            f"no samplers to evaluate; name some of {', '.join(SAMPLERS)}, or a set: {', '.join(SETS)}"
+        )
+    return chosen, list(dict.fromkeys(notes))
+
+
+def check(
+    model: Model, samplers: dict[str, Sampler], nfes: int | Sequence[int], sampling: Sampling
+) -> list[int]:
+    """Return the budgets in order; refuse, before any work, what cannot be done."""
+    asked = [nfes] if isinstance(nfes, int) else list(nfes)
+    if sampling.num_samples < 1 or sampling.batch_size < 1 or sampling.show < 0 or not asked:
+        raise SamplingError(
+            f"need num_samples >= 1, batch_size >= 1, show >= 0 and a budget, got {sampling.num_samples}, "
+            f"{sampling.batch_size}, {sampling.show} and {asked}"
+        )
+    budgets = sorted({whole(nfe, "nfe") for nfe in asked})
+    sampling.model(model, None)  # refuses a bad temperature
+    for nfe, (name, sampler) in product(budgets, samplers.items()):
+        try:
+            sampler.plan(model.process, model.length, nfe)
+        except SamplingError as error:
+            raise SamplingError(f"{name} at NFE {nfe}: {error}") from None
+    return budgets

@@ -1,0 +1,243 @@
+"""Measure one cell: samples of one sampler at one budget, by the task's own metrics.
+
+Samples are drawn in batches, and batch i has a seed of its own, made of (seed, i): so every sampler begins
+from the same x_0, and the samples do not depend on how many devices share the batches. Inside a process group
+(Lightning's DDP, in training or in sample.py) each rank takes every world_size-th batch; metrics are reduced
+by torchmetrics, and the counts are those of all ranks.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import MetricCollection
+
+from tauflow.denoise import Model, TimedDenoiser
+from tauflow.denoise.denoiser import now
+from tauflow.errors import SamplingError
+from tauflow.evaluation.store import Cell, Factors, Measured, Record, Scale, Shown
+from tauflow.ranks import backend, largest, over_ranks, rank, world_size
+from tauflow.samplers import Prompt, Result, Sampler, StepInfo, sample
+from tauflow.seeds import seed_of
+from tauflow.tasks import Task
+
+DETAILS = {
+    "steps": ("jumped", "clamped", "several_events", "leftover_masks", "samples", "counted_nfe", "forwards"),
+    "time": ("ms_per_sample", "sampler_ms_per_sample", "network_share"),
+}
+"""What is recorded of a cell besides the task's metrics, by the group of charts it stands in."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What decides the samples of a cell, besides the sampler and the budget.
+
+    Args:
+        num_samples: samples of each cell, over all devices.
+        batch_size: samples drawn together. It is the unit that devices share, and part of what makes a
+            sample.
+        seed: of all samples; every sampler begins from the same x_0.
+        show: how many samples of each cell to keep, from the first batch.
+        condition: what all samples are asked to be, (C,); by default the conditions of validation items.
+        prompt: what is known of every sample.
+        temperature: divides the logits.
+        unconditional: model to guide away from; by default the same one with its condition dropped.
+    """
+
+    num_samples: int = 256
+    batch_size: int = 64
+    seed: int = 0
+    show: int = 4
+    condition: Tensor | None = None
+    prompt: Prompt | None = None
+    temperature: float = 1.0
+    unconditional: Model | None = None
+
+    @property
+    def batches(self) -> int:
+        return -(-self.num_samples // self.batch_size)
+
+    def mine(self) -> range:
+        """Return the batches of this rank."""
+        return range(rank(), self.batches, world_size())
+
+    def size(self, batch: int) -> int:
+        return min(self.batch_size, self.num_samples - batch * self.batch_size)
+
+    def seed_for(self, batch: int) -> int:
+        return seed_of("evaluation", self.seed, batch)
+
+    def conditions_for(self, batch: int, task: Task) -> Tensor | None:
+        """Return the conditions (B, C) of a batch: the one asked for, or those of validation items."""
+        if not task.conditions:
+            return None
+        if self.condition is not None:
+            return self.condition.expand(self.size(batch), -1)
+        return task.sample_conditions(self.size(batch), first=batch * self.batch_size)
+
+    def model(self, model: Model, guidance: float | None) -> Model:
+        """Return the model with guidance and temperature."""
+        if guidance is not None and guidance != 1:
+            model = model.guided(guidance, self.unconditional)
+        return model if self.temperature == 1 else model.tempered(self.temperature)
+
+
+def measure_cell(
+    model: Model,
+    task: Task,
+    sampler: Sampler,
+    factors: Factors,
+    sampling: Sampling,
+    advance: Callable[[], None] = lambda: None,
+) -> Cell:
+    """Sample a cell and measure it; `factors` say the budget (nfe) and perhaps the guidance weight."""
+    nfe = int(factors["nfe"])
+    weight = float(factors["guidance"]) if "guidance" in factors else None
+    model = sampling.model(model, weight)
+    timed = TimedDenoiser(model.denoiser)
+    model = dataclasses.replace(model, denoiser=timed)
+    home = torch.device("cuda", torch.cuda.current_device()) if backend() == "nccl" else torch.device("cpu")
+    metrics = task.sample_metrics().to(home)
+    counts = Counts()
+    shown: list[Shown] = []
+
+    def draw() -> None:
+        nonlocal counts
+        update(metrics, torch.zeros(0, task.length, dtype=torch.long, device=home), _empty(task, home))
+        for batch in sampling.mine():
+            condition = sampling.conditions_for(batch, task)
+            begin = now()
+            before = timed.seconds
+            result, states = _sample(model, sampler, nfe, batch, condition, sampling)
+            counts = counts.plus(sampling.size(batch), now() - begin, timed.seconds - before, result)
+            update(metrics, result.tokens.to(home), None if condition is None else condition.to(home))
+            if batch == 0:
+                shown.append(_shown(result, condition, states, sampling))
+            advance()
+
+    _together(draw)
+    found: dict[str, Measured] = {}
+    _together(lambda: found.update(measured(metrics)))
+    details = counts.details()
+    records = [Record(factors, name, each) for name, each in (found | details).items()]
+    return Cell(factors, records, shown[0] if shown else None)
+
+
+def _sample(
+    model: Model, sampler: Sampler, nfe: int, batch: int, condition: Tensor | None, sampling: Sampling
+) -> tuple[Result, list[Tensor]]:
+    """Draw one batch; of the first one also return the states of its first sample."""
+    states: list[Tensor] = []
+    watch = (lambda info, state: states.append(state.x[0].cpu())) if batch == 0 else None
+    count = sampling.size(batch)
+    seed = sampling.seed_for(batch)
+    if batch == 0:
+        x_0 = model.process.start((count, model.length), torch.Generator().manual_seed(seed))[0]
+        if sampling.prompt is not None:
+            x_0 = torch.where(sampling.prompt.known.cpu(), sampling.prompt.tokens.cpu(), x_0)
+        states.append(x_0)
+    result = sample(
+        model,
+        sampler,
+        nfe,
+        count=count,
+        condition=condition,
+        prompt=sampling.prompt,
+        seed=seed,
+        observer=watch,
+    )
+    return result, states
+
+
+def _shown(result: Result, condition: Tensor | None, states: list[Tensor], sampling: Sampling) -> Shown:
+    end = result.tokens[0].cpu()
+    if not torch.equal(states[-1], end):  # something was left to finish
+        states = [*states, end]
+    asked = None if condition is None else condition[: sampling.show].tolist()
+    return Shown(result.tokens[: sampling.show].tolist(), asked, torch.stack(states))
+
+
+def update(metrics: MetricCollection, tokens: Tensor, condition: Tensor | None) -> None:
+    """Feed metrics with samples, and with what they were asked to be if the task has conditions."""
+    if condition is None:
+        metrics.update(tokens)
+    else:
+        metrics.update(tokens, condition=condition)
+
+
+def _empty(task: Task, device: torch.device) -> Tensor | None:
+    """Return the condition of no samples: a rank without samples takes part in reductions too."""
+    return torch.zeros(0, len(task.conditions), dtype=torch.long, device=device) if task.conditions else None
+
+
+def _together(work: Callable[[], None]) -> None:
+    """Do the work on all ranks; an error of any rank is raised on all of them."""
+    problem: Exception | None = None
+    try:
+        work()
+    except Exception as error:
+        if world_size() == 1:
+            raise
+        problem = error
+    if largest(float(problem is not None)):
+        said = f"{type(problem).__name__}: {problem}" if problem else "failed on another device"
+        raise SamplingError(said)
+
+
+def measured(metrics: MetricCollection) -> dict[str, Measured]:
+    """Compute metrics, each of which gives (value, standard error, ...)."""
+    return {name: Measured(*(float(number) for number in found)) for name, found in metrics.compute().items()}
+
+
+def scales(task: Task) -> dict[str, Scale]:
+    """Return how the task's metrics are read, the headline first."""
+    metrics: dict[str, Any] = dict(task.sample_metrics().items())
+    names = sorted(metrics, key=lambda name: name != task.headline)
+    return {
+        name: Scale(bool(metrics[name].higher_is_better), bool(getattr(metrics[name], "logarithmic", True)))
+        for name in names
+    }
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Sums over the samples of a cell."""
+
+    samples: float = 0.0
+    seconds: float = 0.0
+    network_seconds: float = 0.0
+    jumped: float = 0.0
+    clamped: float = 0.0
+    several: float = 0.0
+    leftover: float = 0.0
+    counted_nfe: float = 0.0
+    forwards: float = 0.0
+
+    def plus(self, samples: int, seconds: float, network_seconds: float, result: Result) -> "Counts":
+        steps: list[StepInfo] = result.info.steps
+        names = ("moved", "clamped", "several")
+        shares = [sum(getattr(step, name) for step in steps) / max(1, len(steps)) for name in names]
+        sums = (*shares, result.info.leftover_masks, result.nfe, result.info.forwards)
+        new = (samples, seconds, network_seconds, *(samples * each for each in sums))
+        return Counts(*(old + more for old, more in zip(dataclasses.astuple(self), new, strict=True)))
+
+    def details(self) -> dict[str, Measured]:
+        """Return the means over the samples of all ranks."""
+        total = Counts(*over_ranks(dataclasses.astuple(self), "SUM"))
+        n = max(1.0, total.samples)
+        values = {
+            "jumped": total.jumped / n,
+            "clamped": total.clamped / n,
+            "several_events": total.several / n,
+            "leftover_masks": total.leftover / n,
+            "ms_per_sample": 1e3 * total.seconds / n,
+            "sampler_ms_per_sample": 1e3 * (total.seconds - total.network_seconds) / n,
+            "network_share": total.network_seconds / total.seconds if total.seconds else 0.0,
+            "samples": total.samples,
+            "counted_nfe": total.counted_nfe / n,
+            "forwards": total.forwards / n,
+        }
+        return {name: Measured(value) for name, value in values.items()}

@@ -1,0 +1,238 @@
+"""Results: the one store of measurements: factors, a metric, and a measured value with its error.
+
+Factors say what a number belongs to: {"source": "masked", "sampler": "tr_cie", "nfe": 8, "seed": 0}. A cell
+is one combination of factors that was measured, with all its records. results.json holds everything; it is
+written after every cell, so that an interrupted grid resumes.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from tauflow import files
+from tauflow.errors import SettingsError, TauflowError
+
+Factor = str | int | float
+Factors = dict[str, Factor]
+
+REAL = "(real data)"  # the sampler of records of real data
+FORMAT = 2  # of results.json
+FILE = "results.json"
+
+
+@dataclass(frozen=True)
+class Measured:
+    value: float
+    standard_error: float = 0.0  # over samples
+    low: float | None = None  # 95 % interval, where there is one
+    high: float | None = None
+    count: float | None = None  # of what was measured, such as judged tokens
+
+
+NUMBERS = [each.name for each in dataclasses.fields(Measured)]
+
+
+@dataclass(frozen=True)
+class Record:
+    factors: Factors
+    metric: str
+    measured: Measured
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How the numbers of a metric are read."""
+
+    higher_is_better: bool = False
+    logarithmic: bool = True
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The first samples of a cell, for people."""
+
+    tokens: list[list[int]]
+    condition: list[list[int]] | None = None
+    states: Tensor | None = None  # (N, D) the first sample from x_0 to the end; not written to files
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A measured combination of factors, or one that has a problem instead of numbers."""
+
+    factors: Factors
+    records: list[Record] = field(default_factory=list)
+    shown: Shown | None = None
+    problem: str = ""
+    kind: Literal["", "failed", "skipped"] = ""  # of the problem
+
+
+@dataclass
+class Results:
+    """What was measured so far."""
+
+    name: str = "samples"  # of the study
+    settings: dict[str, Any] = field(default_factory=dict)  # what decides the numbers
+    cells: list[Cell] = field(default_factory=list)
+    scales: dict[str, Scale] = field(default_factory=dict)  # of the metrics that tables show, in their order
+    notes: list[str] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=lambda: versions())
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for cell in self.cells for record in cell.records]
+
+    @property
+    def problems(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.problem]
+
+    def add(self, cell: Cell) -> None:
+        """Add a cell in place of an earlier one with the same factors."""
+        self.cells = [each for each in self.cells if each.factors != cell.factors]
+        self.cells.append(cell)
+
+    def missing(self, wanted: Sequence[Factors]) -> list[Factors]:
+        """Return which of the wanted cells have no numbers yet."""
+        done = {key(cell.factors) for cell in self.cells if not cell.problem}
+        once = {key(factors): factors for factors in wanted}
+        return [factors for each, factors in once.items() if each not in done]
+
+    def note(self, text: str) -> None:
+        if text and text not in self.notes:
+            self.notes.append(text)
+
+    def to_markdown(self) -> str:
+        """Return the tables of all metrics as Markdown, the best of each budget in bold."""
+        from tauflow.evaluation.tables import to_markdown
+
+        return to_markdown(self)
+
+    def save(self, folder: Path) -> None:
+        """Write results.json, atomically; one line for each cell and record, so that changes can be read."""
+        head = {
+            "format": FORMAT,
+            "name": self.name,
+            "settings": self.settings,
+            "scales": {name: dataclasses.asdict(scale) for name, scale in self.scales.items()},
+            "notes": self.notes,
+            "commands": self.commands,
+            "versions": self.versions,
+        }
+        text = json.dumps(plain(head), indent=1, allow_nan=False)[:-2]
+        lines = ",\n".join(_cell_text(cell) for cell in self.cells)
+        files.write(folder / FILE, f'{text},\n "cells": [\n{lines}\n ]\n}}\n')
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "Results":
+        """Read results.json of a folder."""
+        path = Path(folder) / FILE
+        try:
+            values = json.loads(path.read_text())
+            if values.pop("format", None) != FORMAT:
+                raise ValueError(f"it has another format than {FORMAT}")
+            scales = {name: Scale(**scale) for name, scale in values.pop("scales").items()}
+            cells = [_cell_from(entry) for entry in values.pop("cells")]
+            return cls(**values, scales=scales, cells=cells)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TauflowError(
+                f"{path} holds no results that this version can read ({error}); choose another folder"
+            ) from None
+
+    @classmethod
+    def opened(
+        cls, folder: Path | None, name: str, settings: dict[str, Any], grows: Sequence[str] = ()
+    ) -> "Results":
+        """Return the results in a folder, to be continued, or new ones.
+
+        Refuses a folder with results of other settings. Settings that `grows` names choose cells and change
+        none: a folder may be given more of them. Settings that it does not have yet are added.
+        """
+        settings = json.loads(json.dumps(plain(settings)))
+        if folder is None:
+            return cls(name, settings)
+        files.refuse_unwritable(folder, "choose another one with --out")
+        if not (folder / FILE).exists():
+            return cls(name, settings)
+        results = cls.read(folder)
+        old = results.settings
+        fixed = [each for each in settings if each in old and each not in grows]
+        changed = [each for each in fixed if old[each] != settings[each]]
+        if results.name != name or changed:
+            facts = "; ".join(f"{each}: {old[each]} there, {settings[each]} now" for each in changed)
+            raise SettingsError(
+                f"{folder} holds results with other settings ({facts or f'of {results.name}'}); choose "
+                "another --out, or remove it to start again"
+            )
+        for each in grows:
+            settings[each] = list(dict.fromkeys([*old.get(each, []), *settings[each]]))
+        results.settings = old | settings
+        return results
+
+
+def key(factors: Factors) -> frozenset[tuple[str, Factor]]:
+    return frozenset(factors.items())
+
+
+def _cell_text(cell: Cell) -> str:
+    entry: dict[str, Any] = {"factors": cell.factors}
+    if cell.problem:
+        entry |= {"problem": cell.problem, "kind": cell.kind}
+    if cell.shown:
+        entry["shown"] = {"tokens": cell.shown.tokens, "condition": cell.shown.condition}
+    lines = []
+    for record in cell.records:
+        extra = {name: value for name, value in record.factors.items() if cell.factors.get(name) != value}
+        numbers = [getattr(record.measured, name) for name in NUMBERS]
+        while numbers[-1] is None:
+            numbers.pop()
+        lines.append(
+            json.dumps(plain([record.metric, *numbers, *([extra] if extra else [])]), allow_nan=False)
+        )
+    text = json.dumps(plain(entry), allow_nan=False)[:-1]
+    rows = ",\n   ".join(lines)
+    return f'  {text}, "records": [\n   {rows}\n  ]}}' if lines else f'  {text}, "records": []}}'
+
+
+def _cell_from(entry: dict[str, Any]) -> Cell:
+    records = []
+    for metric, *numbers in entry["records"]:
+        extra = numbers.pop() if isinstance(numbers[-1], dict) else {}
+        value, error = (number(each) for each in numbers[:2])
+        records.append(Record(entry["factors"] | extra, metric, Measured(value, error, *numbers[2:])))
+    shown = Shown(**entry["shown"]) if "shown" in entry else None
+    return Cell(entry["factors"], records, shown, entry.get("problem", ""), entry.get("kind", ""))
+
+
+def number(value: float | str | None) -> float:
+    """Return a number from JSON, which has no NaN and no infinity."""
+    return math.nan if value is None else float(value)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: NaN is null, an infinite number a word."""
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that numbers depend on."""
+    found = {"python": platform.python_version()}
+    for name in ("tauflow", "torch", "lightning"):
+        with contextlib.suppress(metadata.PackageNotFoundError):  # a source tree that is not installed
+            found[name] = metadata.version(name)
+    return found

@@ -1,0 +1,259 @@
+"""Results as tables: Markdown, CSV, and in the terminal."""
+
+import csv
+import io
+import math
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tauflow.errors import TauflowError
+from tauflow.evaluation.store import NUMBERS, REAL, Measured, Results
+from tauflow.evaluation.views import Frame, View, cell_name
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FILE_WIDTH = 200  # of tables that are printed to a file
+COLUMNS = 10  # of a table; a longer series is thinned out
+COST = {"counted_nfe": "evaluations", "forwards": "forwards", "samples": "samples"}
+
+
+def number_text(measured: Measured | None) -> str:
+    """Write a number as every table and page shows it: with as many digits as mean something."""
+    if measured is None or math.isnan(measured.value):
+        return ""
+    error = measured.standard_error
+    size = abs(measured.value)
+    if size and not 1e-3 <= size < 1e5:
+        return f"{measured.value:.2e}" + (f" ± {error:.1e}" if error > 0 else "")
+    digits = 4 if size < 1 else 3 if size < 10 else 1
+    text = f"{measured.value:.{digits}f}"
+    if not error > 0:
+        return text
+    rounded = f"{error:.{digits}f}"
+    return f"{text} ± {rounded if float(rounded) else f'{error:.0e}'}"
+
+
+def ratio_text(measured: Measured | None, base: Measured | None, same: bool) -> str:
+    """Write a number over another one, with the error of the ratio; none for a number over itself."""
+    if measured is None or not base or not base.value or math.isnan(measured.value):
+        return ""
+    share = measured.value / base.value
+    if same or not measured.value:
+        return f"{share:.3f}"
+    error = math.hypot(measured.standard_error / measured.value, base.standard_error / base.value)
+    return f"{share:.3f}" + (f" ± {share * error:.3f}" if error else "")
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """Which numbers a table shows; by default all rows and a choice of columns."""
+
+    panel: str
+    metric: str
+    xs: Sequence[float] = ()
+    rows: Sequence[str] = ()
+    ratio: str = ""  # a row that the others are divided by
+    title: str = ""
+
+
+def markdown_table(frame: Frame, spec: TableSpec) -> str:
+    """Return a Markdown table of one panel and metric: a line for each row, a column for each x."""
+    there = frame.xs(spec.panel, spec.metric)
+    xs = list(spec.xs) or thinned(there)
+    rows = list(spec.rows) or frame.rows(spec.panel, spec.metric)
+    known = frame.rows(spec.panel, spec.metric)
+    missing = sorted({*rows, *([spec.ratio] if spec.ratio else [])} - set(known))
+    missing += [f"{x:g}" for x in xs if x not in there]
+    if not rows or not xs or missing:
+        detail = f" for {', '.join(missing)}" if missing else ""
+        raise TauflowError(
+            f"the results of {frame.results.name} have no {spec.metric} of {spec.panel}{detail}"
+        )
+    title = spec.title or (f"{spec.panel}: {spec.metric}" if spec.panel else spec.metric)
+    title += f", ratio to {spec.ratio}" if spec.ratio else ""
+    lines = [f"| {title} | {' | '.join(f'{x:.4g}' for x in xs)} |", "|---" * (len(xs) + 1) + "|"]
+    for row in rows:
+        words = [_text(frame, spec, row, x) for x in xs]
+        lines.append(f"| {row} | {' | '.join(words)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _text(frame: Frame, spec: TableSpec, row: str, x: float) -> str:
+    measured = frame.measured(spec.panel, row, x, spec.metric)
+    if spec.ratio:
+        base = frame.measured(spec.panel, spec.ratio, x, spec.metric)
+        return ratio_text(measured, base, row == spec.ratio)
+    return number_text(measured)
+
+
+def thinned(xs: Sequence[float]) -> list[float]:
+    """Return at most so many values of x as a table has columns."""
+    if len(xs) <= COLUMNS:
+        return list(xs)
+    return [xs[round(i * (len(xs) - 1) / (COLUMNS - 1))] for i in range(COLUMNS)]
+
+
+def to_csv(results: Results) -> str:
+    """Return one line for each record: its factors, its metric, its numbers."""
+    names = list(dict.fromkeys(name for record in results.records for name in record.factors))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*names, "metric", *NUMBERS])
+    for record in results.records:
+        values = [record.factors.get(name, "") for name in names]
+        words = [f"{value:g}" if isinstance(value, float) else value for value in values]
+        writer.writerow([*words, record.metric, *(getattr(record.measured, name) for name in NUMBERS)])
+    return text.getvalue()
+
+
+def to_markdown(results: Results, view: View | None = None) -> str:
+    """Return the tables, the best of each budget in bold, then what it cost and the notes."""
+    frame = Frame(results, view)
+    parts = []
+    for panel in frame.panels:
+        for table in tables_of(frame, panel, "**{}**"):
+            lines = [f"| {' | '.join(row)} |" for row in (table.header, *table.rows)]
+            parts += [f"{table.title}\n", lines[0], "|---" * len(table.header) + "|", *lines[1:], ""]
+        parts += cost_table(frame, panel)
+    said = remarks(results)
+    return "\n".join(parts) + "".join(f"\n- {line}" for line in said) + ("\n" if said else "")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as text."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+
+
+def tables_of(frame: Frame, panel: str, emphasis: str) -> list[Table]:
+    """Return the tables of a panel: one with the metrics as columns for one budget, else one a metric."""
+    metrics = [metric for metric in frame.metrics() if _has_numbers(frame, panel, metric)]
+    xs = sorted({x for metric in metrics for x in frame.xs(panel, metric)})
+    if len(xs) == 1:
+        return [_side_by_side(frame, panel, xs[0], metrics, emphasis)]
+    return [_metric_table(frame, panel, metric, emphasis) for metric in metrics]
+
+
+def _has_numbers(frame: Frame, panel: str, metric: str) -> bool:
+    """Return whether samples have this metric: the error rate of a label nobody asked for has no value."""
+    found = [
+        frame.measured(panel, row, x, metric)
+        for row in frame.rows(panel, metric)
+        for x in frame.xs(panel, metric)
+        if row != REAL
+    ]
+    return any(each is not None and not math.isnan(each.value) for each in found)
+
+
+def _metric_table(frame: Frame, panel: str, metric: str, emphasis: str) -> Table:
+    xs = frame.xs(panel, metric)
+    way = f"{direction(frame, metric)} is better"
+    title = f"{metric} by {frame.view.x_name}, {way}, ± standard error over samples"
+    rows = [
+        [row, *(_cell(frame, panel, row, x, metric, emphasis) for x in xs)]
+        for row in samplers_first([*frame.rows(panel, metric), *frame.problem_rows(panel)])
+    ]
+    return Table(f"{panel}: {title}" if panel else title, ["sampler", *(f"{x:g}" for x in xs)], rows)
+
+
+def _side_by_side(frame: Frame, panel: str, x: float, metrics: list[str], emphasis: str) -> Table:
+    rows = [row for metric in metrics for row in frame.rows(panel, metric)] + frame.problem_rows(panel)
+    lines = [
+        [row, *(_cell(frame, panel, row, x, metric, emphasis) for metric in metrics)]
+        for row in samplers_first(rows)
+    ]
+    arrows = {"higher": "↑", "lower": "↓"}
+    header = ["sampler", *(f"{metric} {arrows[direction(frame, metric)]}" for metric in metrics)]
+    title = f"{frame.view.x_name} {x:g}, ± standard error over samples"
+    return Table(f"{panel}: {title}" if panel else title, header, lines)
+
+
+def samplers_first(rows: Iterable[str]) -> list[str]:
+    """Return the rows, each once, with real data at the end."""
+    return sorted(dict.fromkeys(rows), key=lambda row: row == REAL)
+
+
+def direction(frame: Frame, metric: str) -> str:
+    """Return which values of a metric are better: higher or lower ones."""
+    scale = frame.results.scales.get(metric)
+    return "higher" if scale and scale.higher_is_better else "lower"
+
+
+def _cell(frame: Frame, panel: str, row: str, x: float, metric: str, emphasis: str) -> str:
+    text = number_text(frame.measured(panel, row, x, metric))
+    if not text:
+        return frame.problem(panel, row, x)
+    return emphasis.format(text) if row in frame.best(panel, x, metric) else text
+
+
+def cost_table(frame: Frame, panel: str) -> list[str]:
+    """Return the lines of a table of what samples cost."""
+    rows = [row for row in frame.rows(panel, "ms_per_sample") if row != REAL]
+    if not rows:
+        return []
+    lines = [f"| sampler | {frame.view.x_name} | {' | '.join(COST.values())} | ms/sample | in network |"]
+    lines.append("|---" * (len(COST) + 4) + "|")
+    for row in rows:
+        for x in frame.xs(panel, "ms_per_sample"):
+            time = frame.measured(panel, row, x, "ms_per_sample")
+            share = frame.measured(panel, row, x, "network_share")
+            if time and share:
+                counts = [frame.measured(panel, row, x, name) for name in COST]
+                words = [f"{each.value:g}" if each else "" for each in counts]
+                lines.append(
+                    f"| {row} | {x:g} | {' | '.join(words)} | {time.value:.1f} | {share.value:.0%} |"
+                )
+    return ["Cost\n", *lines, ""]
+
+
+def remarks(results: Results) -> list[str]:
+    """Return the notes, and what went wrong with single cells."""
+    return [*results.notes, *(f"{cell_name(cell.factors)}: {cell.problem}" for cell in results.problems)]
+
+
+def print_results(results: Results, view: View | None = None) -> None:
+    """Print results in the terminal: the tables, then the notes."""
+    from rich.console import Console
+
+    frame = Frame(results, view)
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(width=FILE_WIDTH)  # nothing is wrapped in a file
+    for panel in frame.panels:
+        for table in tables_of(frame, panel, "[bold]{}[/bold]"):
+            _print_table(console, table)
+    for line in remarks(results):
+        console.print(line, markup=False, highlight=False)
+
+
+def turned(content: Table, width: int) -> Table:
+    """Return a table with its columns as rows where it is too wide for the terminal and gets narrower so."""
+    lines = [content.header, *content.rows]
+    columns = [[re.sub(r"\[/?bold\]", "", word) for word in column] for column in zip(*lines, strict=True)]
+    wide = sum(3 + max(map(len, column)) for column in columns) + 1
+    if wide <= width or len(lines) >= len(columns):
+        return content
+    header, *rows = [list(column) for column in zip(*lines, strict=True)]
+    return Table(content.title, ["metric", *header[1:]], rows)
+
+
+def _print_table(console: "Console", content: Table) -> None:
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+
+    content = turned(content, console.width)
+    console.print(f"\n[italic]{escape(content.title)}[/italic]", highlight=False, soft_wrap=True)
+    table = RichTable()
+    table.add_column(content.header[0])
+    for name in content.header[1:]:
+        table.add_column(name, justify="right", overflow="fold")
+    for name, *row in content.rows:
+        table.add_row(escape(name), *row)
+    console.print(table)
