@@ -13,11 +13,13 @@ import matplotlib.pyplot as plt
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tauflow.tasks.countdown import entropy
+from tauflow.theory.countdown import entropy
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path, help="folder of a run")
     parser.add_argument("out", type=Path, help="picture to write")
     arguments = parser.parse_args()
@@ -34,12 +36,19 @@ def main() -> None:
     left.plot(*curve("train/loss"), color="0.6", label="train/loss, nats per masked token")
     steps, bounds = curve("val/bound")
     _, errors = curve("val/bound_standard_error")
-    left.errorbar(steps, bounds, yerr=errors, color="C0", marker="o", markersize=4, label="val/bound, nats per token")
+    left.errorbar(
+        steps, bounds, yerr=errors, color="C0", marker="o", markersize=4, label="val/bound, nats per token"
+    )
     left.axhline(exact, color="k", linestyle="--", linewidth=1, label=f"exact entropy {exact:.4f}")
     left.set(xlabel="optimizer step", yscale="log", title="loss and bound")
     left.legend()
     for quarter in (1, 2, 3, 4):
-        right.plot(*curve(f"val/loss_kappa_quarter_{quarter}"), marker="o", markersize=3, label=f"{(quarter - 1) / 4} - {quarter / 4}")
+        right.plot(
+            *curve(f"val/loss_kappa_quarter_{quarter}"),
+            marker="o",
+            markersize=3,
+            label=f"{(quarter - 1) / 4} - {quarter / 4}",
+        )
     right.set(xlabel="optimizer step", yscale="log", title="validation cross-entropy of masked tokens")
     right.legend(title="kappa")
     for axes in (left, right):

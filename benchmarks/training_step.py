@@ -1,12 +1,14 @@
-"""Speed of tauflow's training step against a plain stack of torch.nn.TransformerEncoderLayer, and of Trainer.fit against a bare loop.
+"""Speed of tauflow's training step against a plain stack of torch.nn.TransformerEncoderLayer, and of
+Trainer.fit against a bare loop.
 
     python benchmarks/training_step.py            about ten minutes on two cores; prints a Markdown table
     python benchmarks/training_step.py --quick    two repetitions, to see that it runs
 
-Both models have width 256, 4 blocks, 4 heads, MLP 1024 and GELU, see the same batches with the same noise in float32, and step the
-same AdamW. The plain one has learned positions, adds a time embedding to its input and applies its head to all coordinates. Repetitions
-alternate between the two in one process, so that the ratios hold even where the machine is busy; speeds are of the median step, with the
-quartiles of the ratios of neighbours.
+Both models have width 256, 4 blocks, 4 heads, MLP 1024 and GELU, see the same batches with the same noise in
+float32, and step the same AdamW. The plain one has learned positions, adds a time embedding to its input and
+applies its head to all coordinates. Repetitions alternate between the two in one process, so that the ratios
+hold even where the machine is busy; speeds are of the median step, with the quartiles of the ratios of
+neighbours.
 """
 
 import argparse
@@ -21,11 +23,12 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
-from tauflow.callbacks import Throughput
-from tauflow.module import DFMModule
 from tauflow.networks import TransformerConfig
-from tauflow.tasks import Countdown
-from tauflow.tasks.countdown import CountdownItems
+from tauflow.tasks import Countdown, DataFacts
+from tauflow.tasks.data import TaskData
+from tauflow.tasks.items import items_of
+from tauflow.train import DFMModule
+from tauflow.train.callbacks import Throughput
 
 LENGTH, WIDTH, BLOCKS, HEADS = 256, 256, 4, 4
 
@@ -38,8 +41,12 @@ class PlainStack(nn.Module):
         self.embedding = nn.Embedding(num_tokens + 1, WIDTH)
         self.position = nn.Parameter(0.02 * torch.randn(LENGTH, WIDTH))
         self.time = nn.Sequential(nn.Linear(1, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH))
-        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
-        self.encoder = nn.TransformerEncoder(layer, BLOCKS, norm=nn.LayerNorm(WIDTH), enable_nested_tensor=False)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 4 * WIDTH, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(
+            layer, BLOCKS, norm=nn.LayerNorm(WIDTH), enable_nested_tensor=False
+        )
         self.head = nn.Linear(WIDTH, num_tokens)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
@@ -48,9 +55,8 @@ class PlainStack(nn.Module):
 
 def compare_step(num_tokens: int, batch_size: int, loss_on: str, repetitions: int) -> dict:
     torch.manual_seed(0)
-    module = DFMModule(
-        num_tokens, LENGTH, schedule="linear", loss_on=loss_on, network=TransformerConfig(width=WIDTH, blocks=BLOCKS, heads=HEADS)
-    )
+    network = TransformerConfig(width=WIDTH, blocks=BLOCKS, heads=HEADS)
+    module = DFMModule(DataFacts(num_tokens, (LENGTH,)), schedule="linear", loss_on=loss_on, network=network)
     plain = PlainStack(num_tokens)
     rows = torch.arange(batch_size)
 
@@ -72,7 +78,8 @@ def compare_step(num_tokens: int, batch_size: int, loss_on: str, repetitions: in
             optimizers[name].step()
             optimizers[name].zero_grad()
             seconds[name].append(time.perf_counter() - begin)
-    ratios = [b / a for a, b in zip(seconds["tauflow"][1:], seconds["plain"][1:], strict=True)]  # the first step warms up
+    # the first step warms up
+    ratios = [b / a for a, b in zip(seconds["tauflow"][1:], seconds["plain"][1:], strict=True)]
     sizes = {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
     tokens = batch_size * LENGTH
     return {name: tokens / statistics.median(values[1:]) for name, values in seconds.items()} | {
@@ -83,12 +90,13 @@ def compare_step(num_tokens: int, batch_size: int, loss_on: str, repetitions: in
 
 
 class BareSteps(Callback):
-    """After every step of Trainer.fit makes a bare one, with the same batch on a copy of the module, and times both."""
+    """After every step of Trainer.fit makes a bare one with the same batch on a copy, and times both."""
 
-    def __init__(self, module: DFMModule):
+    def __init__(self, module: DFMModule, task: Countdown):
         self.module = module
         self.optimizer = torch.optim.AdamW(module.network.parameters(), lr=1e-4)
-        self.items = CountdownItems(256, 32, seed=0, split="train", count=2**62, name="position")
+        task.setup()
+        self.items = task.train_data
         self.fit, self.bare, self.begin = [], [], None
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
@@ -96,7 +104,8 @@ class BareSteps(Callback):
         if self.begin is not None:
             self.fit.append(now - self.begin)
         step = trainer.global_step - 1
-        tokens = torch.stack([item["tokens"] for item in self.items.__getitems__(list(range(16 * step, 16 * step + 16)))])
+        items = items_of(self.items, list(range(16 * step, 16 * step + 16)))
+        tokens = torch.stack([item["tokens"] for item in items])
         self.module.loss(tokens, self.module.training_noise(step, 16), torch.arange(16)).backward()
         torch.nn.utils.clip_grad_norm_(self.module.network.parameters(), 1.0)
         self.optimizer.step()
@@ -106,10 +115,11 @@ class BareSteps(Callback):
 
 
 def compare_trainer(steps: int) -> dict:
-    """Seconds a step of Trainer.fit (EMA, clipping, logging to TensorBoard) and of a bare loop, alternating, default configuration."""
+    """Time steps of Trainer.fit (EMA, clipping, logging) and of a bare loop, alternating."""
     torch.manual_seed(0)
-    task, module = Countdown(batch_size=16, epoch_items=16 * 1024), DFMModule(32, 256, network=TransformerConfig(time=False))
-    bare = BareSteps(copy.deepcopy(module))
+    task = Countdown(batch_size=16, epoch_items=16 * 1024)
+    module = DFMModule(task.facts, network=TransformerConfig(time=False))
+    bare = BareSteps(copy.deepcopy(module), task)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             max_steps=steps + 1,
@@ -122,7 +132,7 @@ def compare_trainer(steps: int) -> dict:
             enable_model_summary=False,
             limit_val_batches=0,
         )
-        trainer.fit(module, task)
+        trainer.fit(module, TaskData(task))
     ratios = [a / b for a, b in zip(bare.fit, bare.bare[1:], strict=True)]
     return {
         "fit": statistics.median(bare.fit),
@@ -133,28 +143,34 @@ def compare_trainer(steps: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="two repetitions")
     arguments = parser.parse_args()
 
-    print("| V | B | loss on | threads | tauflow, tokens/s | plain, tokens/s | ratio | quartiles | parameters, ratio |")
+    print(
+        "| V | B | loss on | threads | tauflow, tokens/s | plain, tokens/s | ratio | quartiles "
+        "| parameters, ratio |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     for num_tokens, batch_size in ((32, 32), (50257, 4)):
         for loss_on in ("corrupted", "all"):
             for threads in (1, 2):
                 torch.set_num_threads(threads)
                 row = compare_step(num_tokens, batch_size, loss_on, repetitions=2 if arguments.quick else 10)
+                speeds = f"{row['tauflow']:.0f} | {row['plain']:.0f} | **{row['ratio']:.2f}**"
+                low, high = row["quartiles"]
                 print(
-                    f"| {num_tokens} | {batch_size} | {loss_on} | {threads} | {row['tauflow']:.0f} | {row['plain']:.0f} "
-                    f"| **{row['ratio']:.2f}** | {row['quartiles'][0]:.2f} - {row['quartiles'][1]:.2f} | {row['parameters']:.3f} |",
+                    f"| {num_tokens} | {batch_size} | {loss_on} | {threads} | {speeds} "
+                    f"| {low:.2f} - {high:.2f} | {row['parameters']:.3f} |",
                     flush=True,
                 )
     torch.set_num_threads(2)
     row = compare_trainer(4 if arguments.quick else 120)
-    print(
-        f"\nTrainer.fit {row['fit'] * 1e3:.0f} ms a step, bare loop {row['bare'] * 1e3:.0f} ms; ratio of neighbours {row['ratio']:.3f}, "
-        f"quartiles {row['quartiles'][0]:.3f} - {row['quartiles'][1]:.3f}"
-    )
+    low, high = row["quartiles"]
+    print(f"\nTrainer.fit {row['fit'] * 1e3:.0f} ms/step, bare loop {row['bare'] * 1e3:.0f} ms/step")
+    print(f"ratio of neighbours {row['ratio']:.3f}, quartiles {low:.3f} - {high:.3f}")
 
 
 if __name__ == "__main__":

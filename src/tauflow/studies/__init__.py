@@ -1,18 +1,19 @@
-"""The paper's tables and figures, and our own questions, as studies: `python -m tauflow.studies NAME --out DIR`.
+"""The paper's tables and figures, and our own questions: `python -m tauflow.studies NAME --out DIR`.
 
-To add one, write a class in one of these rooms (its docstring is the question) and name it here.
+To add one, write a class in one of these modules (its docstring is the question) and name it here.
 """
 
+from tauflow.studies.base import Study
 from tauflow.studies.beyond import Dependence, Joints, Laws, Tuned, Tuning
 from tauflow.studies.models import Ablation, Countdown, Epsilon, Text
-from tauflow.studies.observed import Hamming, Kl, Local, Positivity, Proxies
+from tauflow.studies.observed import Hamming, Positivity, Proxies
 from tauflow.studies.runtime import Runtime
-from tauflow.studies.theory import Order, Schedules
+from tauflow.studies.theory import Kl, Local, Order, Schedules
 
-STUDIES = {
+STUDIES: dict[str, type[Study]] = {
     study.__name__.lower(): study
     for study in (
-        *(Countdown, Ablation, Epsilon, Positivity, Hamming, Proxies, Runtime, Order, Local, Kl, Schedules, Text),
-        *(Tuning, Tuned, Joints, Laws, Dependence),
+        *(Countdown, Ablation, Epsilon, Positivity, Hamming, Proxies, Runtime, Order, Local, Kl, Schedules),
+        *(Text, Tuning, Tuned, Joints, Laws, Dependence),
     )
 }

@@ -1,215 +1,165 @@
-"""Data laws with an exact denoiser that are too long to enumerate: chains, and one whose dependence does not fall with distance.
+"""Data laws with an exact denoiser, as tasks that are measured like trained models; none trains.
 
-Each is a Task, so that everything that is measured on a trained model is measured on them by the same code; nothing is trained.
-Shapes: B sequences, D coordinates, V data tokens, H hidden states.
+Shapes: B sequences, D coordinates, V data tokens.
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import MetricCollection
 
-from tauflow.denoisers import CallableDenoiser
-from tauflow.oracles import EnumerableLaw, countdown_posterior, evidence
-from tauflow.runs import Run
-from tauflow.schedules import Schedule, schedule_from
+from tauflow.denoise import CallableDenoiser, Model
+from tauflow.process import Mixture, Process, schedule_from, source_from
 from tauflow.seeds import generator_for
-from tauflow.sources import SOURCES, Source
-from tauflow.tasks.base import SampleMean, Task, UnigramTotalVariation
-from tauflow.tasks.countdown import Countdown
+from tauflow.tasks import Countdown, SampleMean, SampleMetric, Task, UnigramTotalVariation
+from tauflow.theory import countdown
+from tauflow.theory.laws import Chain, EnumerableLaw
+from tauflow.train import Trained
 
-LEAK = 1e-4  # every transition of countdown is possible a little, so that the posterior exists at wrong states too
+LEAK = 1e-4  # makes every transition of countdown possible, so that the posterior exists at wrong states
+ITEMS = 20_000  # validation items
 
 
-@dataclass(frozen=True)
-class Chain:
-    """A hidden Markov law; a Markov chain is one whose emission is the identity."""
+class LawTask(Task):
+    """Abstract: a law whose validation items are drawn from itself."""
 
-    transition: Tensor  # (H, H) float64
-    emission: Tensor  # (H, V) float64
+    headline = "perplexity"
+    batch_size = 1
+    epoch_items = 1
 
-    @classmethod
-    def markov(cls, values: int, spread: float, seed: int = 0) -> "Chain":
-        rows = (spread * torch.randn(values, values, generator=generator_for("chain", seed), dtype=torch.float64)).softmax(-1)
-        return cls(rows, torch.eye(values, dtype=torch.float64))
+    def __init__(self, length: int, num_tokens: int):
+        self.shape = (length,)
+        self.num_tokens = num_tokens
 
-    @classmethod
-    def hidden(cls, states: int, values: int, stay: float, spread: float, seed: int = 0) -> "Chain":
-        """Hidden states that last 1 / (1 - stay) tokens each: a longer range."""
-        transition = stay * torch.eye(states, dtype=torch.float64) + (1 - stay) / states
-        rows = spread * torch.randn(states, values, generator=generator_for("hidden chain", seed), dtype=torch.float64)
-        return cls(transition, rows.softmax(-1))
+    def setup(self, stage: str | None = None) -> None:
+        self.val_data = [{"tokens": row} for row in self.draw(ITEMS, generator_for("law"))]
 
-    @property
-    def start(self) -> Tensor:
-        """The law of hidden states that the chain leaves unchanged, (H,)."""
-        return torch.linalg.matrix_power(self.transition, 2**12)[0]
+    @abstractmethod
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draw sequences (count, D) of the law."""
 
-    def sample(self, count: int, length: int, generator: torch.Generator) -> Tensor:
-        state = torch.multinomial(self.start, count, replacement=True, generator=generator)
-        tokens = []
-        for _ in range(length):
-            tokens.append(torch.multinomial(self.emission[state], 1, generator=generator).squeeze(1))
-            state = torch.multinomial(self.transition[state], 1, generator=generator).squeeze(1)
-        return torch.stack(tokens, 1)
+    @abstractmethod
+    def posterior(self, x: Tensor, t: Tensor, process: Process) -> Tensor:
+        """Return p(x_1^d = s | x_t = x), float64 (B, D, V)."""
 
-    def filter(self, likelihood: Tensor) -> tuple[Tensor, Tensor]:
-        """Forward messages (B, D, H), and the log-likelihood (B,), of evidence (B, D, H) on the hidden states."""
-        forward, total = likelihood.clone(), torch.zeros(len(likelihood), dtype=torch.float64)
-        for d in range(likelihood.shape[1]):
-            forward[:, d] *= forward[:, d - 1] @ self.transition if d else self.start
-            norm = forward[:, d].sum(-1, keepdim=True)
-            forward[:, d] /= norm
-            total += norm.squeeze(1).log()
-        return forward, total
-
-    def posterior(self, x: Tensor, t: Tensor, source: Source, schedule: Schedule) -> Tensor:
-        """p(x_1^d = s | x), float64 (B, D, V)."""
-        seen = evidence(x, t, source, schedule)  # (B, D, V)
-        likelihood = seen @ self.emission.T  # (B, D, H)
-        forward, _ = self.filter(likelihood)
-        backward = torch.ones_like(likelihood)
-        for d in reversed(range(x.shape[1] - 1)):
-            backward[:, d] = (backward[:, d + 1] * likelihood[:, d + 1]) @ self.transition.T
-            backward[:, d] /= backward[:, d].sum(-1, keepdim=True)
-        others = forward * backward / likelihood.clamp(min=1e-300)  # of all but the own token
-        weights = (others @ self.emission) * seen
-        return weights / weights.sum(-1, keepdim=True)
-
-    def nll(self, tokens: Tensor) -> Tensor:
-        """Nats a token (B,)."""
-        _, total = self.filter(self.emission.T[tokens])
-        return -total / tokens.shape[1]
+    def show(self, tokens: Tensor, condition: Tensor | None = None) -> list[str]:
+        return [" ".join(map(str, row)) for row in tokens.tolist()]
 
 
 class Perplexity(SampleMean):
-    """exp of the mean negative log-likelihood a token under the law itself."""
+    """exp of the mean negative log-likelihood per token under the law itself."""
 
-    def __init__(self, chain: Chain, **kwargs):
+    def __init__(self, chain: Chain, **kwargs: Any):
         super().__init__(**kwargs)
         self.chain = chain
 
-    def of(self, tokens):
+    def of(self, tokens: Tensor) -> Tensor:
         return self.chain.nll(tokens)
 
-    def compute(self):
+    def compute(self) -> tuple[Tensor, Tensor]:
         mean, error = super().compute()
         return mean.exp(), mean.exp() * error
 
 
-class Items(list):
-    def __getitems__(self, items):
-        return [self[i] for i in items]
-
-
-class LawTask(Task):
-    """What laws share: validation items drawn from the law itself."""
-
-    headline = "perplexity"
-
-    def __init__(self, length: int, num_tokens: int):
-        super().__init__(batch_size=1, epoch_items=1, num_workers=0)
-        self.seq_len, self.num_tokens = length, num_tokens
-
-    def setup(self, stage=None):
-        self.val_data = Items({"tokens": row} for row in self.draw(20_000, generator_for("law")))
-
-    @abstractmethod
-    def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Sequences (count, D) of the law."""
-
-    def show(self, tokens):
-        return "\n\n".join(" ".join(map(str, row)) for row in tokens.tolist())
-
-
 class ChainTask(LawTask):
+    """A Markov chain, hidden or not."""
+
     def __init__(self, chain: Chain, length: int):
         super().__init__(length, chain.emission.shape[1])
         self.chain = chain
 
-    def draw(self, count, generator):
-        return self.chain.sample(count, self.seq_len, generator)
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        return self.chain.sample(count, self.length, generator)
 
-    def posterior(self, x, t, source, schedule):
-        return self.chain.posterior(x, t, source, schedule)
+    def posterior(self, x: Tensor, t: Tensor, process: Process) -> Tensor:
+        return self.chain.posterior(x, t, process)
 
-    def sample_metrics(self):
+    def sample_metrics(self) -> MetricCollection:
         unigrams = UnigramTotalVariation(self.chain.start @ self.chain.emission)
-        return MetricCollection({"perplexity": Perplexity(self.chain), "unigram_tv": unigrams}, compute_groups=False)
+        return MetricCollection(
+            {"perplexity": Perplexity(self.chain), "unigram_tv": unigrams}, compute_groups=False
+        )
 
 
-class JointTotalVariation(Metric):
-    """Total variation between the samples and an enumerable law. Of n samples it is above 0 even where they follow the law."""
+class JointTotalVariation(SampleMetric):
+    """Total variation between the samples and an enumerable law; above 0 even for draws from that law."""
 
-    higher_is_better = False
+    counts: Tensor
 
-    def __init__(self, law: EnumerableLaw, **kwargs):
+    def __init__(self, law: EnumerableLaw, **kwargs: Any):
         super().__init__(**kwargs)
         self.law = law
-        self.add_state("counts", torch.zeros(law.num_tokens**law.length, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state(
+            "counts", torch.zeros(len(law.probabilities), dtype=torch.float64), dist_reduce_fx="sum"
+        )
 
-    def update(self, tokens):
+    def update(self, tokens: Tensor) -> None:
         powers = self.law.num_tokens ** torch.arange(self.law.length - 1, -1, -1)
         self.counts += torch.bincount((tokens * powers).sum(1), minlength=len(self.counts))
 
-    def compute(self):
-        shares, exact = self.counts / self.counts.sum(), self.law.probabilities
+    def compute(self) -> tuple[Tensor, Tensor]:
+        shares = self.counts / self.counts.sum()
         deviations = (shares * (1 - shares) / self.counts.sum()).sqrt()
-        return (shares - exact).abs().sum() / 2, deviations.square().sum().sqrt() / 2
+        return (shares - self.law.probabilities).abs().sum() / 2, deviations.square().sum().sqrt() / 2
 
 
 class JointTask(LawTask):
+    """A small law without any structure."""
+
     headline = "total_variation"
 
     def __init__(self, law: EnumerableLaw):
         super().__init__(law.length, law.num_tokens)
         self.law = law
 
-    def draw(self, count, generator):
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
         return self.law.sample(count, generator)
 
-    def posterior(self, x, t, source, schedule):
-        return self.law.posterior(x, t, source, schedule)
+    def posterior(self, x: Tensor, t: Tensor, process: Process) -> Tensor:
+        return self.law.posterior(x, t, process)
 
-    def sample_metrics(self):
+    def sample_metrics(self) -> MetricCollection:
         return MetricCollection({"total_variation": JointTotalVariation(self.law)}, compute_groups=False)
 
 
 class CopyErrorRate(SampleMean):
     """Share of the coordinates of the first half whose copy in the second half is another token."""
 
-    def of(self, tokens):
+    def of(self, tokens: Tensor) -> Tensor:
         first, second = tokens.chunk(2, dim=1)
         return (first != second).double().mean(1)
 
 
 class CopyTask(LawTask):
-    """Uniform tokens, and their copy half a sequence later: the dependence is all at one long distance, where spacing puts its pairs."""
+    """Uniform tokens, and their copy half a sequence later: they depend where spacing pairs them."""
 
     headline = "error_rate"
 
-    def draw(self, count, generator):
-        half = torch.randint(self.num_tokens, (count, self.seq_len // 2), generator=generator)
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        half = torch.randint(self.num_tokens, (count, self.length // 2), generator=generator)
         return torch.cat([half, half], dim=1)
 
-    def posterior(self, x, t, source, schedule):
-        first, second = (evidence(x, t, source, schedule) + 1e-12).chunk(2, dim=1)
+    def posterior(self, x: Tensor, t: Tensor, process: Process) -> Tensor:
+        first, second = (process.evidence(x, t) + 1e-12).chunk(2, dim=1)
         both = first * second
         return torch.cat([both, both], dim=1) / both.sum(-1, keepdim=True).repeat(1, 2, 1)
 
-    def sample_metrics(self):
-        law = torch.full((self.num_tokens,), 1 / self.num_tokens)
-        return MetricCollection({"error_rate": CopyErrorRate(), "unigram_tv": UnigramTotalVariation(law)}, compute_groups=False)
+    def sample_metrics(self) -> MetricCollection:
+        unigrams = UnigramTotalVariation(torch.full((self.num_tokens,), 1 / self.num_tokens))
+        return MetricCollection({"error_rate": CopyErrorRate(), "unigram_tv": unigrams}, compute_groups=False)
 
 
 class ExactCountdown(Countdown):
-    def posterior(self, x, t, source, schedule):
-        return countdown_posterior(x, t, source, schedule, leak=LEAK)
+    """Countdown with its exact denoiser."""
+
+    def posterior(self, x: Tensor, t: Tensor, process: Process) -> Tensor:
+        return countdown.posterior(x, t, process, leak=LEAK)
 
 
-def laws(length: int = 64) -> dict[str, Task]:
+def laws(length: int = 64) -> dict[str, LawTask | ExactCountdown]:
+    """Return the laws of the studies by name."""
     return {
         "markov": ChainTask(Chain.markov(32, 2.0), length),
         "hidden markov": ChainTask(Chain.hidden(12, 32, 0.92, 2.0), length),
@@ -218,11 +168,12 @@ def laws(length: int = 64) -> dict[str, Task]:
     }
 
 
-def exact_run(task: Task, source: str, schedule: str = "quadratic") -> Run:
-    """A task with its exact denoiser."""
-    kind, kappa = SOURCES[source](task.num_tokens), schedule_from(schedule)
+def exact(task: LawTask | ExactCountdown, source: str, schedule: str = "quadratic") -> Trained:
+    """Return a law with its exact denoiser, as if it had been trained."""
+    process = Mixture(source_from(source, task.num_tokens), schedule_from(schedule))
 
     def logits(x: Tensor, t: Tensor) -> Tensor:
-        return task.posterior(x, t, kind, kappa).log()
+        return task.posterior(x, t, process).log()
 
-    return Run(task=task, denoiser=CallableDenoiser(logits, task.num_tokens), source=kind, schedule=kappa)
+    denoiser = CallableDenoiser(logits, task.num_tokens)
+    return Trained(Model(denoiser, process, task.shape), task)

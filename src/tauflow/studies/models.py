@@ -1,116 +1,187 @@
-"""Studies of samplers on trained models: through `tauflow.evaluate`, with the task's own metrics."""
+"""Studies of samplers on trained models, by the task's own metrics."""
 
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cached_property
 from itertools import product
+from pathlib import Path
+from typing import ClassVar
 
+from tauflow.denoise import Model
 from tauflow.errors import SettingsError
-from tauflow.evaluation import choose_samplers, evaluate, reference
-from tauflow.runs import Run
-from tauflow.samplers import Sampler
-from tauflow.sampling import sampler_from
-from tauflow.studies.base import Job, Record, Study
-from tauflow.tables import Measured
+from tauflow.evaluation.evaluate import check, choose_samplers, task_of
+from tauflow.evaluation.measure import DETAILS, Sampling, measure_cell, scales
+from tauflow.evaluation.reference import reference
+from tauflow.evaluation.store import REAL, Cell, Factors, Scale
+from tauflow.evaluation.views import View
+from tauflow.samplers import Sampler, sampler_from
+from tauflow.studies.base import Study, records
+from tauflow.train import Trained
 
-REAL = "(real data)"
+
+@dataclass(frozen=True)
+class Subject:
+    """A model under study: the factors that name it, and the samplers to measure on it."""
+
+    factors: Factors
+    trained: Trained
+    samplers: dict[str, Sampler]
 
 
 class OnModels(Study):
-    """What studies of trained models share: a panel is a source, a row a sampler, x a budget; real data is a row of its own."""
+    """Abstract: samplers at budgets on models; real data stands beside them."""
 
-    shown = ("error_rate", "sequence_error_rate", "unigram_tv")
-    samplers = ("all",)
+    samplers: ClassVar[tuple[str, ...]] = ("all",)
     grows = ("nfes", "samplers")
+    shown: ClassVar[tuple[str, ...]] = ("error_rate", "sequence_error_rate", "unigram_tv")
+    """Metrics of the task that tables show; ppl_* stands for all that begin so."""
 
-    @cache  # noqa: B019  a study lives as long as its process
-    def rows(self, source: str) -> dict[str, Sampler]:
-        rows, notes = choose_samplers(list(self.settings.samplers), self.models()[source])
-        self.notes.extend(f"{source}: {note}" for note in notes)
-        return rows
+    def named_models(self) -> list[tuple[Factors, Trained]]:
+        """Return what is studied, with the factors that name it."""
+        return [({"source": source}, trained) for source, trained in self.models.items()]
 
-    def jobs(self):
-        jobs = []
-        for source in self.models():
-            for nfe, row, seed in product(self.settings.nfes, [REAL, *self.rows(source)], self.settings.seeds):
-                jobs.append(Job(source, row, nfe, seed))
-        return jobs
+    def samplers_for(self, model: Model) -> dict[str, Sampler]:
+        """Return the samplers to measure on a model by their specs."""
+        chosen, notes = choose_samplers(self.settings.samplers, model)
+        self.notes.extend(notes)
+        return chosen
 
-    def measure(self, job):
-        if job.row == REAL:
-            return self.record(job, self.real(job.panel, self.settings.seeds.index(job.seed)))
-        return self.sampled(job, self.models()[job.panel], self.rows(job.panel)[job.row], int(job.x))
+    @cached_property
+    def subjects(self) -> list[Subject]:
+        found = []
+        for factors, trained in self.named_models():
+            samplers = self.samplers_for(trained.model)
+            check(trained.model, samplers, self.settings.nfes, self.sampling(0))
+            found.append(Subject(factors, trained, samplers))
+        return found
 
-    @cache  # noqa: B019
-    def real(self, source: str, number: int) -> dict[str, Measured]:
-        """Of as many real items as a cell has samples, others for each seed: so that what depends on their number is equal."""
-        task, samples = self.models()[source].task, self.settings.samples
-        measured = reference(task, samples, first=number * samples)
-        if (number + 1) * samples > len(task.val_data):
-            self.notes.append(f"{source}: there are {len(task.val_data)} real items only, which seeds share")
-        return measured
+    def subject_of(self, factors: Factors) -> Subject:
+        """Return the model that a cell belongs to."""
+        return next(each for each in self.subjects if each.factors.items() <= factors.items())
 
-    def sampled(self, job: Job, run: Run, sampler: Sampler, nfe: int) -> list[Record]:
-        """The task's metrics of fresh samples, and what the sampler says of its steps."""
-        settings = self.settings
-        table = evaluate(run, {job.row: sampler}, [nfe], settings.samples, batch_size=settings.batch_size, seed=job.seed, show=0, real={})
-        (cell,) = table.cells
-        shares = {name: Measured(getattr(cell, name), 0.0) for name in ("clamped", "several_events", "leftover_masks", "counted_nfe")}
-        return self.record(job, cell.metrics | shares)
+    def cells(self) -> list[Factors]:
+        cells: list[Factors] = []
+        nfes, seeds = self.settings.nfes, self.settings.seeds
+        for subject in self.subjects:
+            if self.has_real_data(subject):
+                cells += [subject.factors | {"sampler": REAL, "seed": seed} for seed in seeds]
+            for nfe, sampler, seed in product(nfes, subject.samplers, seeds):
+                cells.append(subject.factors | {"sampler": sampler, "nfe": nfe, "seed": seed})
+        return cells
+
+    def has_real_data(self, subject: Subject) -> bool:
+        """Return whether there is real data to measure beside samples; note where seeds must share it."""
+        task = task_of(subject.trained)
+        if task.alone:
+            self.notes.append(task.alone)
+            return False
+        if not hasattr(task, "val_data"):
+            task.setup("validate")
+        if len(self.settings.seeds) * self.settings.samples > len(task.val_data):
+            name = self.view.label(subject.factors, self.view.panel)
+            self.notes.append(f"{name}: there are only {len(task.val_data)} real items, which seeds share")
+        return True
+
+    def scales(self) -> dict[str, Scale]:
+        there: dict[str, Scale] = {}
+        for subject in self.subjects:
+            there |= scales(task_of(subject.trained))
+        return {name: there[name] for pattern in self.shown for name in there if fnmatch(name, pattern)}
+
+    def measure(self, factors: Factors) -> Cell:
+        subject = self.subject_of(factors)
+        if factors["sampler"] == REAL:
+            return self.real(subject.trained, factors)
+        return self.sampled(subject.trained, subject.samplers[str(factors["sampler"])], factors)
+
+    def real(self, trained: Trained, factors: Factors) -> Cell:
+        """Measure as many real items as a cell has samples, so that small numbers bias both alike.
+
+        Each seed has items of its own, as long as there are enough.
+        """
+        samples = self.settings.samples
+        number = list(self.settings.seeds).index(int(factors["seed"]))
+        return Cell(factors, records(factors, reference(task_of(trained), samples, first=number * samples)))
+
+    def sampled(self, trained: Trained, sampler: Sampler, factors: Factors) -> Cell:
+        """Measure fresh samples, and keep what follows from the seed: all but the time they took."""
+        sampling = self.sampling(int(factors["seed"]))
+        cell = measure_cell(trained.model, task_of(trained), sampler, factors, sampling)
+        return Cell(factors, [record for record in cell.records if record.metric not in DETAILS["time"]])
+
+    def sampling(self, seed: int) -> Sampling:
+        return Sampling(self.settings.samples, self.settings.batch_size, seed, show=0)
 
 
 class Countdown(OnModels):
-    """Error against NFE of every sampler on the countdown models (paper: fig:countdown_exp): per transition, per sequence, and the
-    unigram total variation that says whether a low error is bought with a wrong law."""
+    """Error against NFE of every sampler on the countdown models (paper: fig:countdown_exp): per transition,
+    per sequence, and the unigram total variation that says whether a low error is bought with a wrong law."""
 
     nfes = (4, 8, 16, 32, 64, 128, 256)
 
 
 class Text(OnModels):
-    """Perplexity against NFE of every sampler on text models (paper: tab:text_masked, tab:text_uniform), with entropy, distinct n-grams and
-    memorisation beside it. Needs --ckpt: text models are not shipped."""
+    """Perplexity against NFE of every sampler on text models (paper: tab:text_masked, tab:text_uniform), with
+    entropy, distinct n-grams and memorisation beside it. Needs --ckpt: text models are not shipped."""
 
     nfes = (8, 16, 32, 64, 128)
     samples = 256
-
-    def models(self):
-        if not self.settings.checkpoints:
-            raise SettingsError("the study text needs --ckpt PATH, one or two checkpoints of text models: none are shipped")
-        return super().models()
-
     shown = ("ppl_corpus_*", "ppl_mean_*", "entropy_bits", "distinct_2", "unigram_tv", "memorised_8grams")
+
+    def paths(self) -> list[str | Path]:
+        if not self.settings.checkpoints:
+            raise SettingsError(
+                "the study text needs --ckpt PATH, one or two checkpoints of text models: none are shipped"
+            )
+        return super().paths()
 
 
 class Ablation(OnModels):
-    """What each part of TR-CIE brings (paper: tab:ablation_tr_text): Euler, TR, CIE, the nonuniform t grid, TR-CIE, TR-CIE-Exact; then our
-    own axes, grid x jump rule x cutoff x finishing, for TR-CIE."""
+    """What each part of TR-CIE brings (paper: tab:ablation_tr_text): Euler, TR, CIE, the nonuniform t grid,
+    TR-CIE, TR-CIE-Exact; then our own axes, grid x cutoff x finishing x jump rule, for TR-CIE."""
 
     samplers = ("ablation",)
     shown = ("error_rate", "unigram_tv", "ppl_corpus_*", "entropy_bits", "distinct_2")
 
-    @cache  # noqa: B019
-    def rows(self, source):
-        rows = super().rows(source)
-        for grid, jump, finish in product(("t", "tau"), ("exponential", "one_event"), ("draw", "reuse")):
-            for cutoff in (None,) if (grid, finish) == ("t", "draw") else (1e-2, 1e-3):  # that grid has no cutoff
-                name = f"tr_cie {grid} {jump} {finish}" + (f" {cutoff:g}" if cutoff else "")
-                sampler = sampler_from("tr_cie", grid=grid, jump=jump, finish=finish, cutoff=cutoff)
-                if sampler not in rows.values():
-                    rows[name] = sampler
-        return rows
+    def samplers_for(self, model: Model) -> dict[str, Sampler]:
+        found = super().samplers_for(model)
+        for spec in tr_cie_variants():
+            sampler = sampler_from(spec)
+            if sampler not in found.values():
+                found[spec] = sampler
+        return found
+
+
+def tr_cie_variants() -> list[str]:
+    """Return tr_cie with each choice of its options; a t grid that ends in a draw has no cutoff."""
+    axes = (("", "grid=tau"), ("", "jump=one_event"), ("", "finish=reuse"), ("cutoff=0.01", ""))
+    found = []
+    for grid, jump, finish, cutoff in product(*axes):
+        if grid or finish or not cutoff:
+            options = ", ".join(word for word in (grid, cutoff, finish, jump) if word)
+            found.append(f"tr_cie({options})" if options else "tr_cie")
+    return found
 
 
 class Epsilon(OnModels):
-    """How sensitive TR-CIE is to the floor eps_0 of an intensity (paper: tab:epsilon_sensitivity). A floor puts mass eps_0 (V - 1) on
-    tokens that the model excludes: 5e-6 is a lot at V = 50257 and nothing at V = 32, so the sweep goes on to floors of equal mass."""
+    """How sensitive TR-CIE is to the floor eps_0 of an intensity (paper: tab:epsilon_sensitivity). A floor
+    puts mass eps_0 (V - 1) on tokens that the model excludes: 5e-6 is a lot at V = 50257 and nothing at V =
+    32, so the sweep continues to floors of equal mass."""
 
-    x_name = "eps_0"
+    view = View(x="eps_0", row=("nfe",), panel=("source",), x_name="eps_0")
     ignores = ("samplers",)
     shown = ("error_rate", "unigram_tv", "ppl_corpus_*", "entropy_bits", "distinct_2")
-    values = (0.0, 1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 5e-6, 1e-4, 1e-3, 8e-3)
+    values: ClassVar[Sequence[float]] = (0.0, 1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 5e-6, 1e-4, 1e-3, 8e-3)
 
-    def jobs(self):
-        nfes, seeds = self.settings.nfes, self.settings.seeds
-        return [Job(source, f"NFE {nfe}", x, seed) for source in self.models() for nfe, x, seed in product(nfes, self.values, seeds)]
+    def samplers_for(self, model: Model) -> dict[str, Sampler]:
+        return {"tr_cie": sampler_from("tr_cie")}
 
-    def measure(self, job):
-        sampler = sampler_from("tr_cie", eps_0=job.x)
-        return self.sampled(job, self.models()[job.panel], sampler, int(job.row.split()[1]))
+    def cells(self) -> list[Factors]:
+        numbers = product(self.settings.nfes, self.values, self.settings.seeds)
+        more: list[Factors] = [{"nfe": nfe, "eps_0": eps_0, "seed": seed} for nfe, eps_0, seed in numbers]
+        return [subject.factors | each for subject in self.subjects for each in more]
+
+    def measure(self, factors: Factors) -> Cell:
+        sampler = sampler_from("tr_cie", eps_0=factors["eps_0"])
+        return self.sampled(self.subject_of(factors).trained, sampler, factors)

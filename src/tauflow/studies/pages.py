@@ -2,10 +2,12 @@
 
     python -m tauflow.studies.pages docs/results/*.md docs/choosing-a-sampler.md
 
-writes them anew. A page says what belongs where, with the folder relative to itself and any of rows, columns and a row to take ratios to:
+writes them anew. A page says what belongs where: a folder relative to itself, a panel and a metric, then any
+of rows, columns and a row to take ratios to. Panels and rows have the names that they have in results.md:
 
     <!-- table countdown "masked" error_rate x=8,16,32 rows="euler;tr_cie" ratio=euler -->
     <!-- end -->
+
 """
 
 import re
@@ -15,27 +17,44 @@ from pathlib import Path
 
 from tauflow import files
 from tauflow.errors import SettingsError
-from tauflow.studies.base import Results
-from tauflow.studies.report import table
+from tauflow.evaluation.store import Results
+from tauflow.evaluation.tables import TableSpec, markdown_table
+from tauflow.evaluation.views import Frame
+from tauflow.studies import STUDIES
 
 PLACE = re.compile(r"(<!-- table (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def filled(text: str, folder: Path) -> str:
-    """The page with every table as the result files in `folder` have it."""
+    """Return the page with every table as the result files beside it have it."""
     return PLACE.sub(lambda found: f"{found[1]}\n{_table(found[2], folder)}\n{found[3]}", text)
+
+
+def frame_of(folder: Path) -> Frame:
+    """Read the results of a folder, seen as the study, or sample.py, that made them sees them."""
+    results = Results.read(folder)
+    if results.name == Results().name:
+        return Frame(results)
+    if results.name not in STUDIES:
+        raise SettingsError(
+            f"{folder} holds results of {results.name}, which is no study; there are {', '.join(STUDIES)}"
+        )
+    return Frame(results, STUDIES[results.name].view)
 
 
 def _table(place: str, folder: Path) -> str:
     words = shlex.split(place)
-    options = dict(word.split("=", 1) for word in words if "=" in word)
-    names = [word for word in words if "=" not in word]
+    options = dict(word.split("=", 1) for word in words if re.match(r"[a-z]+=", word))
+    names = [word for word in words if not re.match(r"[a-z]+=", word)]
     if len(names) != 3 or set(options) - {"x", "rows", "ratio"}:
-        raise SettingsError(f"a place for a table names a folder, a panel and a metric, then x=, rows= or ratio=; got {place!r}")
-    results = Results.read(folder / names[0])
-    xs = [float(x) for x in options["x"].split(",")] if "x" in options else None
-    rows = options["rows"].split(";") if "rows" in options else None
-    return table(results, names[1], names[2], xs=xs, rows=rows, ratio=options.get("ratio"))
+        raise SettingsError(
+            "a place for a table names a folder, a panel and a metric, then x=, rows= or ratio=; "
+            f"got {place!r}"
+        )
+    xs = [float(x) for x in options["x"].split(",")] if "x" in options else []
+    rows = options["rows"].split(";") if "rows" in options else []
+    spec = TableSpec(names[1], names[2], xs, rows, options.get("ratio", ""))
+    return markdown_table(frame_of(folder / names[0]), spec)
 
 
 def main(paths: list[str]) -> None:

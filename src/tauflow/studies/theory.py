@@ -4,109 +4,227 @@ import dataclasses
 from collections.abc import Sequence
 from functools import cache
 from itertools import product
+from typing import ClassVar
 
-from tauflow.denoisers import Denoiser
+import torch
+from torch import Tensor
+
+from tauflow.denoise import Evaluation
+from tauflow.denoise.denoiser import Denoiser, Wrapper
 from tauflow.errors import SettingsError
-from tauflow.oracles import PROPAGATED, EnumerableLaw, Propagator, slope
-from tauflow.runs import Run
-from tauflow.sampling import sampler_from
-from tauflow.schedules import Schedule, schedule_from
-from tauflow.sources import SOURCES
-from tauflow.studies.base import Job, Study
+from tauflow.evaluation.store import Cell, Factors, Measured, Record, Scale
+from tauflow.evaluation.views import View
+from tauflow.process import Mixture, Schedule, schedule_from, source_from
+from tauflow.samplers import State, sampler_from
+from tauflow.samplers.grids import Grid
+from tauflow.studies.base import Study, records
 from tauflow.studies.models import OnModels
-from tauflow.tables import Measured
+from tauflow.theory.laws import EnumerableLaw
+from tauflow.theory.local_error import local_error
+from tauflow.theory.path_kl import kl_decomposition, terminal_kl
+from tauflow.theory.propagator import PROPAGATED, Propagator, slope
+from tauflow.train import Trained
 
 LAWS = {"weak": 0.2, "strong": 1.0}
-"""Spread of the log-probabilities: on the weakly dependent law the clamp is idle, on the strong one it fires."""
+"""Spread of the log-probabilities: on the weakly dependent law the clamp is idle, on the strong one it is
+not."""
+
+SIZE = 3  # coordinates, and tokens of each
+SOURCES = ("masked", "uniform")
+SAMPLED = ("checkpoints", "judge", "samples", "seeds", "batch_size")
+"""Settings that mean nothing where errors are computed."""
 
 
 @cache
-def propagator(law: str, source: str, schedule: str = "linear") -> Propagator:
-    """Three coordinates of three tokens."""
-    return Propagator(EnumerableLaw.random(3, 3, LAWS[law]), SOURCES[source](3), schedule_from(schedule))
+def joint_law(spread: float) -> EnumerableLaw:
+    return EnumerableLaw.random(SIZE, SIZE, spread)
 
 
-def refuse_unpropagated(names: Sequence[str]) -> None:
-    for name in names:
-        sampler = sampler_from(name)
+def process_of(source: str, schedule: str = "quadratic") -> Mixture:
+    return Mixture(source_from(source, SIZE), schedule_from(schedule))
+
+
+@cache
+def propagator(law: str, source: str, schedule: str) -> Propagator:
+    return Propagator(joint_law(LAWS[law]), process_of(source, schedule))
+
+
+def refuse_unpropagated(specs: Sequence[str]) -> None:
+    for spec in specs:
+        sampler = sampler_from(spec)
         if not isinstance(sampler, PROPAGATED) or getattr(sampler, "coins", "independent") != "independent":
-            raise SettingsError(f"the law of {name} cannot be computed on the oracle; name leaping samplers, theta_* or bridge")
+            raise SettingsError(
+                f"the law of {spec} cannot be computed on the oracle; name leaping samplers, theta_*, bridge"
+            )
 
 
-class Exact(Study):
-    """What studies with computed errors share: one job for a line, no seeds, total variation of the terminal law to the exact one."""
+def series(factors: Factors, x: str, metric: str, errors: dict[int, float]) -> list[Record]:
+    """Return the records of a line of errors along x, and the slope of its last three points."""
+    found = []
+    for count, error in errors.items():
+        found += records(factors | {x: count}, {metric: Measured(error)})
+    last = list(errors)[-3:]
+    if len(last) > 1 and all(errors[count] > 0 for count in last):
+        fitted = slope([errors[count] for count in last], last)
+        found += records(factors | {x: last[-1]}, {"slope": Measured(fitted)})
+    return found
+
+
+class Order(Study):
+    """Order of convergence in law on the oracle (paper: Theorems exact_error and cie_error, Corollary
+    cie_expected): total variation to the exact law at kappa = 0.8, no finishing draw, uniform tau grid; the
+    slope is fitted to the last three budgets."""
 
     seeds = (0,)
     samples = 0
-    ignores = ("checkpoints", "judge", "samples", "seeds", "batch_size")
-    shown = ("total_variation", "slope")
-
-    def line(self, job: Job, errors: dict[int, float]) -> list:
-        """Records of one line, and the slope of its last three points."""
-        found = [record for nfe, error in errors.items() for record in self.record(job, {"total_variation": Measured(error, 0.0)}, nfe)]
-        last = list(errors)[-3:]
-        if len(last) > 1 and all(errors[nfe] > 0 for nfe in last):
-            found += self.record(job, {"slope": Measured(slope([errors[nfe] for nfe in last], last), 0.0)}, last[-1])
-        return found
-
-
-class Order(Exact):
-    """Order of convergence in law on the oracle (paper: Theorems exact_error and cie_error, Corollary cie_expected): total variation to the
-    exact law at kappa = 0.8, no finishing draw, uniform tau grid; the slope is fitted to the last three budgets."""
-
+    ignores = SAMPLED
     nfes = (8, 16, 32, 64, 128)
     samplers = ("euler", "tr", "cie", "tr_cie", "tr_cie_exact", "theta_rk2", "theta_trapezoidal")
+    view = View(row=("sampler",), panel=("source", "law"))
+    stated: ClassVar[dict[str, Scale]] = {
+        "total_variation": Scale(),
+        "slope": Scale(higher_is_better=True, logarithmic=False),
+    }
 
-    def jobs(self):
-        refuse_unpropagated(self.settings.samplers)
-        panels = [f"{source}, {law} law" for law in LAWS for source in SOURCES]
-        rows = [*self.settings.samplers, *(f"{name} one_event" for name in self.settings.samplers if name == "tr_cie")]
-        return [Job(panel, row, max(self.settings.nfes), 0) for panel in panels for row in rows]
+    def cells(self) -> list[Factors]:
+        specs = list(self.settings.samplers)
+        refuse_unpropagated(specs)
+        specs += ["tr_cie(jump=one_event)"] if "tr_cie" in specs else []
+        lines = product(LAWS, SOURCES, specs)
+        return [{"source": source, "law": law, "sampler": spec} for law, source, spec in lines]
 
-    def measure(self, job):
-        source, law = job.panel.removesuffix(" law").split(", ")
-        name, *jump = job.row.split(" ")
-        sampler = sampler_from(name, grid="tau", finish="none", cutoff=0.2, jump=jump[0] if jump else None)
-        return self.line(job, {nfe: propagator(law, source, "quadratic").error(sampler, nfe) for nfe in self.settings.nfes})
+    def measure(self, factors: Factors) -> Cell:
+        sampler = sampler_from(str(factors["sampler"]), grid="tau", finish="none", cutoff=0.2)
+        oracle = propagator(str(factors["law"]), str(factors["source"]), "quadratic")
+        errors = {nfe: oracle.error(sampler, nfe) for nfe in self.settings.nfes}
+        return Cell(factors, series(factors, "nfe", "total_variation", errors))
+
+
+class Local(Study):
+    """Local error of the cumulative intensity against a fine quadrature on the oracle (paper: Theorems
+    exact_error and cie_error): with the history at the same state, and with a history whose state differs in
+    one coordinate, which adds a drift term of order h."""
+
+    samples = 0
+    seeds = (0,)
+    ignores = SAMPLED
+    nfes = (8, 16, 32, 64, 128)  # 1 / h
+    samplers = ("euler", "tr", "cie", "tr_cie", "tr_cie_exact")
+    view = View(x="1/h", row=("sampler",), panel=("history",), x_name="1 / h")
+    stated: ClassVar[dict[str, Scale]] = {
+        "largest_error": Scale(),
+        "slope": Scale(higher_is_better=True, logarithmic=False),
+    }
+    histories: ClassVar[dict[str, list[int]]] = {"same state": [0, 1, 2], "one token away": [0, 1, 0]}
+
+    def cells(self) -> list[Factors]:
+        lines = product(self.histories, self.settings.samplers)
+        return [{"history": history, "sampler": spec} for history, spec in lines]
+
+    def measure(self, factors: Factors) -> Cell:
+        process = process_of("uniform")
+        problem = Propagator(joint_law(0.5), process).problem
+        x = torch.tensor([self.histories["same state"]])
+        before = torch.tensor([self.histories[str(factors["history"])]])
+        errors = {}
+        for count in self.settings.nfes:
+            tau = 0.5 + torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64) / count
+            grid = Grid(process.t_from_clock(tau), tau)
+            state = State(x, problem.visit(before, grid.t[0]))
+            errors[count] = local_error(problem, str(factors["sampler"]), state, grid, 1).largest
+        return Cell(factors, series(factors, "1/h", "largest_error", errors))
+
+
+class Kl(Study):
+    """The KL decomposition on the oracle (paper: Eq. kl_decomp, Theorem app_pathkl): path KL by the Bregman
+    formula, its freeze, variation and integration terms (without C_Phi), and the exact terminal KL that they
+    bound; up to kappa = 0.8, floor 1e-6, weak law."""
+
+    samples = 4000  # paths
+    ignores = ("checkpoints", "judge", "batch_size")
+    seeds = (0,)
+    nfes = (4, 8, 16, 32, 64)
+    samplers = ("tr", "tr_cie", "tr_cie_exact")
+    stated: ClassVar[dict[str, Scale]] = {
+        name: Scale() for name in ("path", "terminal", "freeze", "variation", "integration")
+    }
+    smoke = Study.smoke | {"samples": 20}
+
+    def cells(self) -> list[Factors]:
+        lines = product(SOURCES, self.settings.samplers, self.settings.nfes, self.settings.seeds)
+        names = ("source", "sampler", "nfe", "seed")
+        return [dict(zip(names, line, strict=True)) for line in lines]
+
+    def measure(self, factors: Factors) -> Cell:
+        law, process, nfe = joint_law(LAWS["weak"]), process_of(str(factors["source"])), int(factors["nfe"])
+        sampler = sampler_from(str(factors["sampler"]), grid="tau", finish="none", cutoff=0.2, eps_0=1e-6)
+        terms = kl_decomposition(law, process, sampler, nfe, self.settings.samples, int(factors["seed"]))
+        found = {"path": Measured(terms.path, terms.path_error)}
+        found["terminal"] = Measured(terminal_kl(law, process, sampler, nfe))
+        found |= {name: Measured(getattr(terms, name)) for name in ("freeze", "variation", "integration")}
+        return Cell(factors, records(factors, found))
 
 
 class Schedules(OnModels):
-    """Which schedule to sample with: linear, quadratic, cubic, cosine. On the oracle (strong law, total variation, computed), and on the
-    countdown models: a posterior depends on kappa alone, so a model trained with one schedule samples with any other once its time is
-    translated. On a t grid the schedule decides where the steps go; the tau grid is the same for all."""
+    """Which schedule to sample with: linear, quadratic, cubic, cosine. On the oracle (strong law, total
+    variation, computed), and on the countdown models: a posterior depends on kappa alone, so a model trained
+    with one schedule samples with any other once its time is translated. On a t grid the schedule decides
+    where the steps go; the tau grid is the same for all."""
 
-    names = ("linear", "quadratic", "cubic", "cosine")
+    names: ClassVar[Sequence[str]] = ("linear", "quadratic", "cubic", "cosine")
     samplers = ("euler", "tr_cie")
     nfes = (8, 16, 32)
-    shown = ("total_variation", "error_rate", "unigram_tv")
+    view = View(row=("sampler", "schedule"), panel=("where", "source"))
+    shown = ("error_rate", "unigram_tv")
 
-    def jobs(self):
+    def named_models(self) -> list[tuple[Factors, Trained]]:
+        named = super().named_models()
+        return [(factors | {"where": type(each.task).__name__.lower()}, each) for factors, each in named]
+
+    def scales(self) -> dict[str, Scale]:
+        return {"total_variation": Scale()} | super().scales()
+
+    def cells(self) -> list[Factors]:
         refuse_unpropagated(self.settings.samplers)
-        lines = [f"{sampler} {schedule}" for sampler in self.settings.samplers for schedule in self.names]
-        nfes, seeds = self.settings.nfes, self.settings.seeds
-        jobs = [Job(f"oracle, {source}", row, nfe, seeds[0]) for source in SOURCES for row, nfe in product(lines, nfes)]
-        models = [Job(f"countdown, {source}", row, nfe, seed) for source in self.models() for row, nfe, seed in product(lines, nfes, seeds)]
-        return jobs + models
+        choices = product(self.settings.samplers, self.names, self.settings.nfes)
+        lines: list[Factors] = [
+            {"sampler": spec, "schedule": schedule, "nfe": nfe} for spec, schedule, nfe in choices
+        ]
+        oracles: list[Factors] = [{"where": "oracle", "source": source} for source in SOURCES]
+        cells = [oracle | line for oracle in oracles for line in lines]
+        for subject in self.subjects:
+            for line, seed in product(lines, self.settings.seeds):
+                cells.append(subject.factors | line | {"seed": seed})
+        return cells
 
-    def measure(self, job):
-        kind, source = job.panel.split(", ")
-        name, schedule = job.row.split(" ")
-        if kind == "oracle":
-            error = propagator("strong", source, schedule).error(sampler_from(name), int(job.x))
-            return self.record(job, {"total_variation": Measured(error, 0.0)})
-        return self.sampled(job, with_schedule(self.models()[source], schedule_from(schedule)), sampler_from(name), int(job.x))
+    def measure(self, factors: Factors) -> Cell:
+        sampler, schedule = sampler_from(str(factors["sampler"])), str(factors["schedule"])
+        if factors["where"] == "oracle":
+            error = propagator("strong", str(factors["source"]), schedule).error(sampler, int(factors["nfe"]))
+            return Cell(factors, records(factors, {"total_variation": Measured(error)}))
+        trained = with_schedule(self.subject_of(factors).trained, schedule_from(schedule))
+        return self.sampled(trained, sampler, factors)
 
 
-class Translated(Denoiser):
+class Translated(Wrapper):
     """A denoiser trained with one schedule, called with the times of another."""
 
     def __init__(self, denoiser: Denoiser, trained: Schedule, other: Schedule):
-        self.denoiser, self.trained, self.other = denoiser, trained, other
-        self.forwards = denoiser.forwards
+        super().__init__(denoiser)
+        self.trained = trained
+        self.other = other
 
-    def evaluate(self, x, t):
-        return self.denoiser.evaluate(x, self.trained.t_from_kappa(self.other.kappa(t.double())).to(t))
+    def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
+        own = self.trained.t_from_kappa(self.other.kappa(t.double())).to(t)
+        return self.denoiser.evaluate(x, own, condition)
 
 
-def with_schedule(run: Run, schedule: Schedule) -> Run:
-    return dataclasses.replace(run, denoiser=Translated(run.denoiser, run.schedule, schedule), schedule=schedule)
+def with_schedule(trained: Trained, schedule: Schedule) -> Trained:
+    """Return a trained model to be sampled with another schedule than that of its training."""
+    process = trained.model.process
+    if not isinstance(process, Mixture):
+        raise SettingsError(f"{process} has no schedule to exchange; study a model with a mixture process")
+    denoiser = Translated(trained.model.denoiser, process.schedule, schedule)
+    process = dataclasses.replace(process, schedule=schedule)
+    model = dataclasses.replace(trained.model, denoiser=denoiser, process=process)
+    return dataclasses.replace(trained, model=model)
