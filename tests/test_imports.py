@@ -1,139 +1,119 @@
-"""Who may import what: the layers of the package, and what `import tauflow` may bring along."""
+"""Who may import what: the layers of the package, checked transitively, and what imports bring along."""
 
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "tauflow"
-HEAVY = {"lightning", "transformers", "datasets", "tokenizers", "torchmetrics", "tensorboard"}
-
-# module -> what of tauflow it may import; a heavy package is allowed where "heavy" stands
-ALLOWED = {
-    "errors": set(),
-    "seeds": set(),
-    "processes": set(),
-    "schedules": set(),
-    "sources": set(),
-    "networks": set(),
-    "paths": {"schedules", "sources"},
-    "losses": {"schedules", "sources"},
-    "denoisers": {"errors", "sources"},
-    "samplers.grids": {"schedules"},
-    "samplers.leap": {"errors", "denoisers", "sources"},
-    "samplers.base": {"errors", "denoisers", "schedules", "sources", "samplers.grids", "samplers.leap"},
-    "samplers.spacing": set(),
-    "samplers.leaping": {"errors", "samplers.base", "samplers.grids", "samplers.leap"},
-    "samplers.tweedie": {"sources", "samplers.base", "samplers.leap", "samplers.leaping"},
-    "samplers.theta": {"errors", "samplers.base", "samplers.grids", "samplers.leap", "samplers.leaping"},
-    "samplers.reveal": {"errors", "denoisers", "sources", "samplers.base", "samplers.grids", "samplers.leap", "samplers.spacing"},
-    "samplers.bridge": {"errors", "denoisers", "sources", "samplers.base", "samplers.grids", "samplers.leap"},
-    "sampling": {"errors", "denoisers", "schedules", "sources", "samplers", "samplers.base"},
-    "orders": {"errors", "files", "denoisers", "schedules", "sources", "sampling"},
-    "oracles": {
-        *("denoisers", "schedules", "sources", "samplers.base", "samplers.bridge", "samplers.grids", "samplers.leap", "samplers.leaping"),
-        *("samplers.theta", "tasks.countdown", "heavy"),
-    },
-    "diagnostics": {
-        *("errors", "denoisers", "schedules", "sources", "oracles", "samplers.base", "samplers.grids", "samplers.leap", "samplers.leaping"),
-    },
-    "studies.base": {"errors", "files", "runs", "tables"},
-    "studies.report": {"errors", "files", "plots", "samplers", "studies.base"},
-    "studies.pages": {"errors", "files", "studies.base", "studies.report"},
-    "studies.models": {"errors", "evaluation", "runs", "samplers", "sampling", "studies.base", "tables"},
-    "studies.theory": {
-        *("denoisers", "errors", "oracles", "runs", "sampling", "schedules", "sources", "studies.base", "studies.models", "tables"),
-    },
-    "studies.observed": {
-        *(
-            "diagnostics",
-            "errors",
-            "oracles",
-            "sampling",
-            "samplers.base",
-            "samplers.grids",
-            "schedules",
-            "seeds",
-            "sources",
-            "studies.base",
-            "tables",
-        ),
-    },
-    "studies.laws": {
-        *("denoisers", "oracles", "runs", "schedules", "seeds", "sources", "tasks.base", "tasks.countdown", "heavy"),
-    },
-    "studies.beyond": {
-        *("errors", "oracles", "orders", "runs", "samplers", "sampling", "tables"),
-        *("studies.base", "studies.laws", "studies.models", "studies.theory"),
-    },
-    "studies.runtime": {
-        *("errors", "evaluation", "runs", "samplers", "sampling", "schedules", "sources", "studies.base", "tables", "tasks.base"),
-    },
-    "ema": set(),
-    "files": {"errors"},
-    "checkpoints": {"errors", "files", "heavy"},
-    "callbacks": {"errors", "module", "heavy"},
-    "tables": {"errors", "files", "plots", "tasks.base"},
-    "plots": {"samplers", "tables"},
-    "evaluation": {
-        *("errors", "seeds", "denoisers", "processes", "samplers", "sampling", "runs", "tables", "tasks.base", "heavy"),
-    },
-    "monitoring": {
-        *("errors", "callbacks", "checkpoints", "evaluation", "module", "plots", "runs", "tables", "heavy"),
-    },
-    "ngrams": {"errors"},
-    "judges": {"errors", "ngrams", "heavy"},
-    "tasks.base": {"errors", "seeds", "heavy"},
-    "tasks.corpus": {"errors", "seeds", "heavy"},
-    "tasks.vocabulary": {"errors", "heavy"},
-    "tasks.blocks": {"errors", "seeds", "tasks.corpus", "tasks.vocabulary", "heavy"},
-    "tasks.statistics": {"errors", "files", "ngrams"},
-    "tasks.text": {
-        *("errors", "files", "judges", "tasks.base", "tasks.blocks", "tasks.corpus", "tasks.statistics", "tasks.vocabulary", "heavy"),
-    },
-    "tasks.countdown": {"errors", "seeds", "tasks.base", "heavy"},
-    "module": {
-        *("errors", "seeds", "schedules", "sources", "paths", "losses", "networks", "denoisers", "ema", "checkpoints", "heavy"),
-    },
-    "runs": {"errors", "schedules", "sources", "networks", "denoisers", "checkpoints", "module", "orders", "tasks", "heavy"},
+LAYERS = [
+    "process",
+    "denoise",
+    "samplers",
+    "theory",
+    ("tasks", "networks"),
+    "train",
+    "evaluation",
+    "studies",
+    "cli",
+]
+"""Each may import those before it; what stands beside the packages may be imported by all."""
+RANK = {
+    name: rank for rank, names in enumerate(LAYERS) for name in ([names] if isinstance(names, str) else names)
 }
-FREE = {  # nobody imports cli
-    *("__init__", "cli.__init__", "cli.training", "cli.sampling", "samplers.__init__", "studies.__init__", "studies.__main__"),
-    "tasks.__init__",
+HEAVY = {"lightning", "transformers", "datasets", "tokenizers", "torchmetrics", "tensorboard", "matplotlib"}
+MAY_BE_HEAVY = {"tasks", "train", "evaluation", "studies", "cli"}
+ENTRY = {"tauflow.studies.__main__"}  # `python -m tauflow.studies` calls the command line
+
+MODULES = {
+    ".".join(("tauflow", *path.relative_to(SRC).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in SRC.rglob("*.py")
 }
 
 
-def imports(path: Path) -> set[str]:
+@cache
+def imports(module: str) -> frozenset[str]:
+    """What a module imports when it is imported: not inside functions, not for the type checker alone."""
+    tree = ast.parse(MODULES[module].read_text())
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    waiting = list(tree.body)
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found |= {f"tauflow.{alias.name}" for alias in node.names} if node.module == "tauflow" else {node.module}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting += node.orelse
+        elif isinstance(node, ast.If | ast.Try | ast.With | ast.ClassDef):
+            waiting += ast.iter_child_nodes(node)
+    return frozenset(found)
+
+
+def reached(module: str) -> set[str]:
+    """All modules that importing a module brings along, its packages included; and foreign ones."""
+    found, waiting = set(), [module]
+    while waiting:
+        name = waiting.pop()
+        parents = [".".join(name.split(".")[:n]) for n in range(2, name.count(".") + 2)]
+        for each in parents:
+            if each in MODULES and each not in found:
+                found.add(each)
+                waiting += imports(each)
+        if not name.startswith("tauflow"):
+            found.add(name.split(".")[0])
     return found
 
 
-MODULES = {str(path.relative_to(SRC).with_suffix("")).replace("/", "."): path for path in SRC.rglob("*.py")}
+def layer(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_layers(name):
-    found = imports(MODULES[name])
-    assert not any(module.startswith("tauflow.cli") for module in found), "nobody imports cli"
-    if name in FREE:
-        return
-    assert name in ALLOWED, f"say in this test what {name} may import"
-    own = {module.removeprefix("tauflow.") for module in found if module.startswith("tauflow.")}
-    assert own <= ALLOWED[name]
-    assert "heavy" in ALLOWED[name] or not HEAVY & {module.split(".")[0] for module in found}
+@pytest.mark.parametrize(
+    "module", sorted(name for name in MODULES if layer(name) in RANK and name not in ENTRY)
+)
+def test_layers(module):
+    own = RANK[layer(module)]
+    wrong = [
+        name
+        for name in reached(module)
+        if name in MODULES
+        and layer(name) in RANK
+        and layer(name) != layer(module)
+        and RANK[layer(name)] >= own
+    ]
+    assert not wrong, f"{module} stands below {wrong}"
 
 
-def test_import_is_light():
-    code = f"import sys, tauflow; print(*sorted({HEAVY!r} & set(sys.modules)))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert loaded == []
+@pytest.mark.parametrize("module", sorted(name for name in MODULES if layer(name) not in MAY_BE_HEAVY))
+def test_core_needs_torch_and_numpy_only(module):
+    assert not HEAVY & reached(module)
+
+
+def test_tasks_bring_no_lightning():
+    """A task is data and metrics; the Lightning data module around it is tasks/data.py."""
+    for module in MODULES:
+        if layer(module) == "tasks" and module != "tauflow.tasks.data":
+            assert "lightning" not in reached(module), module
+
+
+def test_layers_are_all_named():
+    assert {layer(name) for name in MODULES if MODULES[name].parent != SRC} == set(RANK)
+
+
+def loaded_by(code: str) -> set[str]:
+    command = f"import sys; {code}; print(*sorted({HEAVY!r} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+    return set(result.stdout.split())
+
+
+def test_imports_are_light():
+    assert loaded_by("import tauflow, tauflow.theory.observers, tauflow.networks") == set()
 
 
 def test_public_names_exist():

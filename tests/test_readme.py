@@ -12,7 +12,21 @@ import torch
 from conftest import ENV, ROOT, run_train
 
 README = (ROOT / "README.md").read_text()
-COMMANDS = [line.strip() for block in re.findall(r"```(?:bash|sh)\n(.*?)```", README, re.S) for line in block.splitlines() if line.strip()]
+COMMANDS = [
+    line.strip()
+    for block in re.findall(r"```(?:bash|sh)\n(.*?)```", README, re.S)
+    for line in block.splitlines()
+    if line.strip()
+]
+SHRUNK = [
+    *("--data.batch_size=2", "--data.epoch_items=8", "--data.val_items=4", "--trainer.max_steps=4"),
+    *("--model.network.width=16", "--model.network.blocks=1"),
+    *("--evaluation.nfes=[2]", "--evaluation.num_samples=2"),
+]
+
+
+def arguments_of(command: str, script: str) -> list[str]:
+    return shlex.split(command.split(f"python {script}", 1)[1], comments=True)
 
 
 def test_the_two_commands_are_there_and_ci_runs_the_second():
@@ -22,39 +36,40 @@ def test_the_two_commands_are_there_and_ci_runs_the_second():
     assert f"\n{test_command} || exit 1\n" in (ROOT / ".ci" / "run").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [c for c in COMMANDS if re.search(r"python train\.py\b", c)])
-def test_train_commands_of_the_readme(command, tmp_path, trained):
-    """Every train.py command of the README runs as it stands, shrunk by flags at its end; the smoke run is not shrunk."""
-    args = shlex.split(command.split("python train.py", 1)[1], comments=True)
+def test_train_commands_of_the_readme(command, tmp_path):
+    """Every train.py command of the README runs as it is, shrunk by flags; the smoke run is not shrunk."""
+    args = arguments_of(command, "train.py")
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    shutil.copy(ROOT / "README.md", tmp_path)
     begin = time.monotonic()
     if "configs/smoke.yaml" not in args:
-        args += ["--data.batch_size=2", "--data.epoch_items=8", "--data.val_items=4", "--trainer.max_steps=4", "--model.network.width=16"]
-        args += ["--model.network.blocks=1", "--evaluation.nfes=[2]", "--evaluation.num_samples=2"]
+        args += SHRUNK
     if "--ckpt_path" in args:
         run_train(*[arg for arg in args if arg not in ("--ckpt_path", "last")], cwd=tmp_path)
         args += ["--trainer.max_steps=8"]
     result = run_train(*args, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert time.monotonic() - begin < 90
-    if "--help" not in args and "--print_config" not in args:
+    if "--help" not in args:
         assert "tensorboard --logdir checkpoints/" in result.stdout
         assert re.search(r"best\s+checkpoints/\S+/version_0/best\.ckpt", result.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [c for c in COMMANDS if re.search(r"python sample\.py\b", c)])
 def test_sample_commands_of_the_readme(command, tmp_path, trained):
-    """As they stand, with fewer samples; the checkpoint is a tiny one with values 0 to 5."""
-    shutil.copytree(trained, tmp_path / "checkpoints" / "countdown" / "version_0")
-    args = shlex.split(command.split("python sample.py", 1)[1], comments=True)
-    args = [arg.replace("31 30 _ 28", "5 4 _ 2") for arg in args]
-    result = subprocess.run(
-        [sys.executable, str(ROOT / "sample.py"), *args, "--num_samples", "2"], cwd=tmp_path, env=ENV, capture_output=True, text=True
-    )
+    """As they are, with fewer samples; the checkpoint is a tiny one with values 0 to 5."""
+    run = tmp_path / "checkpoints" / "countdown" / "version_0"
+    shutil.copytree(trained, run)
+    args = [arg.replace("31 30 _ 28", "5 4 _ 2") for arg in arguments_of(command, "sample.py")]
+    full = [sys.executable, str(ROOT / "sample.py"), *args, "--num_samples", "2"]
+    result = subprocess.run(full, cwd=tmp_path, env=ENV, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     if "--out" in args:
         assert (tmp_path / args[args.index("--out") + 1] / "quality_vs_nfe.png").exists()
+    if "--tensorboard" in args:
+        assert (run / "sampled").is_dir()
 
 
 def test_metric_of_the_docs():
@@ -66,12 +81,15 @@ def test_metric_of_the_docs():
     assert [number.item() for number in metric.compute()] == pytest.approx([0.75, 0.25])
 
 
-def test_python_example_of_the_readme(tmp_path, trained, monkeypatch, capsys):
+@pytest.mark.slow
+def test_python_example_of_the_readme(monkeypatch, capsys):
+    """As it is, from the folder of the project, with fewer samples."""
     (example,) = re.findall(r"```python\n(.*?)```", README, re.S)
-    folder = tmp_path / "checkpoints" / "countdown" / "version_0"
-    shutil.copytree(trained, folder)
-    monkeypatch.chdir(tmp_path)
+    assert "num_samples=32" in example
+    example = example.replace("num_samples=32", "num_samples=2")
+    monkeypatch.chdir(ROOT)
     exec(compile(example, "README.md", "exec"), {})
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) >= 5
     assert "error_rate" in shown
+    assert "tr_cie(grid=tau)" in shown
