@@ -13,6 +13,7 @@ The first step has no history: cie is euler there, tr_cie and tr_cie_exact are t
 """
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,7 +65,7 @@ class GridSampler(Sampler[Grid, State]):
         )
         draws = self.finish == "draw"
         budget = nfe - draws
-        steps = max(steps for steps in range(budget + 1) if self.evaluations(steps) <= budget)
+        steps = bisect_right(range(budget + 1), budget, key=self.evaluations) - 1
         require(
             steps > 0 or draws,
             f"{nfe} evaluations are not enough for one step without a finishing draw; use nfe=2 or "

@@ -155,8 +155,10 @@ def causal_judge(
         folder, extra = _gguf(Path(name))
     dtype = torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **extra)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **extra)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **extra)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, trust_remote_code=False, **extra
+        )
         model = model.to(device)
     except Exception as error:  # transformers raises many kinds
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
