@@ -7,9 +7,7 @@ import yaml
 from jsonargparse import Namespace
 
 from tauflow.errors import CheckpointError
-
-MOVED = dict.fromkeys(("learning_rate", "warmup_steps", "weight_decay", "betas", "ema_decay"), "optimizer")
-"""Settings of the model that have moved into a group."""
+from tauflow.train.upgrade import OPTIMIZER
 
 
 def resolve(ckpt_path: str | None, root: Path) -> Path | None:
@@ -57,9 +55,9 @@ def _upgraded(name: str) -> str:
     except (OSError, ValueError, yaml.YAMLError):
         return name  # the parser says what is wrong with it
     model = config.get("model") if isinstance(config, dict) else None
-    if not isinstance(model, dict) or not set(MOVED) & set(model):
+    if not isinstance(model, dict) or not set(OPTIMIZER) & set(model):
         return name
-    for old, group in MOVED.items():
-        if old in model:
-            model.setdefault(group, {})[old] = model.pop(old)
+    for setting in OPTIMIZER:  # these have moved into a group
+        if setting in model:
+            model.setdefault("optimizer", {})[setting] = model.pop(setting)
     return yaml.safe_dump(config, sort_keys=False)
