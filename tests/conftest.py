@@ -67,9 +67,11 @@ def train_here(*args: str, cwd: Path) -> str:
 
 
 def wait_for(path: Path, process: subprocess.Popen, seconds: float = 120) -> None:
-    """Wait until a running command has written the file, or has ended."""
+    """Wait until a running command has written the file; fail if it ends before."""
     deadline = time.monotonic() + seconds
-    while not path.exists() and process.poll() is None and time.monotonic() < deadline:
+    while not path.exists():
+        assert process.poll() is None, f"the command ended without writing {path}"
+        assert time.monotonic() < deadline, f"the command has not written {path} in {seconds:g} s"
         time.sleep(0.0005)
 
 
@@ -80,7 +82,9 @@ def paused(command: list[str], written: Path, cwd: Path, **options) -> subproces
     """
     environment = ENV | {"PYTHONPATH": str(ROOT / "tests" / "pausing"), "PAUSE_AT": str(written)}
     process = subprocess.Popen(command, cwd=cwd, env=environment, preexec_fn=_hear_interrupts, **options)
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    state = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    assert state is not None
+    assert state.si_code == os.CLD_STOPPED, f"the command ended without writing {written}"
     return process
 
 

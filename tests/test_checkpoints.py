@@ -245,27 +245,33 @@ def test_a_checkpoint_of_format_1_is_described_as_this_version_does():
     assert entry["task"] == old["task"]
 
 
-def test_classes_of_format_1_have_moved(trained, tmp_path):
-    """Schedules and networks by their old names, and a name that was never one, which is refused."""
-    checkpoint = load_plain(trained / "last.ckpt")
+def of_format_1(checkpoint) -> dict:
+    """The entry of a tiny run as the first version of tauflow wrote it."""
     network = {
         "class_path": "tauflow.networks.TransformerConfig",
-        "init_args": {"width": 16, "blocks": 1, "heads": 2, "time": False},
+        "init_args": {"width": 16, "blocks": 1, "heads": 2, "mlp_ratio": 4, "time": False, "time_width": 64},
     }
-    schedule = {"class_path": "tauflow.schedules.Polynomial", "init_args": {"exponent": 1.5}}
     arguments = {
         "num_tokens": 6,
         "seq_len": 16,
         "source": "masked",
-        "schedule": schedule,
+        "schedule": {"class_path": "tauflow.schedules.Polynomial", "init_args": {"exponent": 1.5}},
         "network": network,
         "seed": 0,
     }
     arguments |= {"learning_rate": 1e-3, "warmup_steps": 2, "loss_on": "corrupted", "compile_network": False}
-    entry = {"format": 1, "model": {"class_path": "tauflow.module.DFMModule", "init_args": arguments}}
-    checkpoint["tauflow"] = entry | {"task": checkpoint["tauflow"]["task"]}
+    model = {"class_path": "tauflow.module.DFMModule", "init_args": arguments}
+    entry = {"format": 1, "model": model, "task": checkpoint["tauflow"]["task"]}
+    return entry | {"accumulate_grad_batches": 1}
+
+
+def test_classes_of_format_1_have_moved(trained, tmp_path):
+    """Schedules and networks by their old names, and a name that was never one, which is refused."""
+    checkpoint = load_plain(trained / "last.ckpt")
+    checkpoint["tauflow"] = of_format_1(checkpoint)
     torch.save(checkpoint, tmp_path / "old.ckpt")
     assert tauflow.load(tmp_path / "old.ckpt").model.process.schedule == Polynomial(1.5)
+    schedule = checkpoint["tauflow"]["model"]["init_args"]["schedule"]
     schedule["class_path"] = "tauflow.schedules.Nonsense"
     torch.save(checkpoint, tmp_path / "old.ckpt")
     with pytest.raises(CheckpointError, match=r"names tauflow\.schedules\.Nonsense"):
@@ -304,12 +310,14 @@ def test_a_run_is_resumed_with_its_own_settings_only(trained):
             refuse_other_settings(checkpoint, path, other_model, other_task, accumulate)
 
 
-def test_a_run_of_format_1_may_be_resumed():
+def test_a_run_of_format_1_may_be_resumed(trained, tmp_path):
     """Its settings are the same, though they were written otherwise."""
-    path = SHIPPED / "countdown_masked.ckpt"
-    checkpoint = read(path)
-    model, task = (build(checkpoint["tauflow"][part], CLASSES) for part in ("model", "task"))
-    refuse_other_settings(checkpoint, path, model, task, checkpoint["tauflow"]["accumulate_grad_batches"])
+    checkpoint = load_plain(trained / "last.ckpt")
+    checkpoint["tauflow"] = of_format_1(checkpoint)
+    torch.save(checkpoint, tmp_path / "old.ckpt")
+    found = read(tmp_path / "old.ckpt")
+    model, task = (build(found["tauflow"][part], CLASSES) for part in ("model", "task"))
+    refuse_other_settings(found, tmp_path / "old.ckpt", model, task, 1)
 
 
 def test_a_source_named_by_import_path_is_refused(trained, tmp_path):

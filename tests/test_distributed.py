@@ -1,13 +1,18 @@
-"""Two processes on the CPU through Lightning's DDP: the same run as one process, split."""
+"""Two processes on the CPU through Lightning's DDP: the same run as one process, split; and lost ones."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import ENV, TINY, load_plain, read_scalars, run_train, train_command, wait_for
+from conftest import ENV, ROOT, TINY, load_plain, read_scalars, run_train, train_command, wait_for
+
+from tauflow import files
 
 pytestmark = pytest.mark.slow
 
@@ -107,3 +112,111 @@ def test_a_signal_to_one_process_stops_all_and_saves(tmp_path):
     assert process.returncode == 130, output
     assert "to resume:" in output
     assert load_plain(tmp_path / "version_0" / "last.ckpt")["global_step"] > 8
+
+
+SHIPPED = ROOT / "checkpoints" / "shipped" / "countdown_masked.ckpt"
+ENDLESS = ["--ckpt", SHIPPED, "--sampler", "euler", "--nfe", 8, 16, "--num_samples", 10**6, "--no_progress"]
+
+
+def sampling(tmp_path, *words):
+    """Start sample.py with two processes, and wait until both sample; return it and its second process."""
+    command = [sys.executable, ROOT / "sample.py", *ENDLESS, "--accelerator", "cpu", "--devices", 2, *words]
+    return two_processes(list(map(str, command)), "checkpoint ", tmp_path)
+
+
+def two_processes(command, line, cwd):
+    """Start a command, and wait for the line that it prints when both of its processes run."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": cwd}
+    first = subprocess.Popen(command, env=ENV | {"TAUFLOW_RANK_TIMEOUT": "1"}, **options)
+    assert any(said.startswith(line) for said in first.stdout), first.stderr.read()
+    children = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
+    second = next(int(child) for child in children if b".py" in Path(f"/proc/{child}/cmdline").read_bytes())
+    return first, second
+
+
+def ending(first):
+    """Return what the processes say until both have ended and closed their standard error: in a minute."""
+    said = first.communicate(timeout=60)[1]
+    assert "Traceback" not in said
+    lines = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, said
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("number", "what"), [(signal.SIGKILL, "was ended by signal 9"), (signal.SIGSTOP, "was stopped for 1 s")]
+)
+def test_a_lost_rank_ends_the_first_one(tmp_path, number, what):
+    first, second = sampling(tmp_path, "--out", "out")
+    os.kill(second, number)
+    said = ending(first)
+    assert said.startswith(f"error: rank 1 (process {second}) {what}")
+    assert said.endswith("the same command resumes: the cells that are finished are safe in out")
+    assert first.returncode == 1
+
+
+def test_a_lost_first_rank_ends_the_others(tmp_path):
+    first = sampling(tmp_path)[0]
+    first.kill()
+    said = ending(first)
+    assert said.startswith(f"error: rank 0 (process {first.pid}) ended")
+    assert said.endswith("give --out DIR to keep the cells that are finished")
+
+
+QUITTING = """
+import os
+from dataclasses import dataclass
+from tauflow.samplers.leaping import Leaping
+
+@dataclass(frozen=True)
+class Quitting(Leaping):
+    def step(self, *args):
+        if os.environ.get("LOCAL_RANK") == "1":
+            os._exit(3)
+        return super().step(*args)
+"""
+
+
+def test_a_rank_that_exits_is_named(tmp_path):
+    (tmp_path / "quitting.py").write_text(QUITTING)
+    first, second = sampling(tmp_path, "--sampler", "quitting.py:Quitting")
+    assert ending(first).startswith(f"error: rank 1 (process {second}) ended with exit code 3")
+    assert first.returncode == 1
+
+
+def test_a_lost_rank_ends_training(tmp_path):
+    args = [*TINY, "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_steps=100000"]
+    first, second = two_processes(train_command(*args), "step 16 ", tmp_path)
+    os.kill(second, signal.SIGKILL)
+    said = ending(first)
+    assert said.startswith(f"error: rank 1 (process {second}) was ended by signal 9")
+    assert "last.ckpt" in said, "what is safe"
+    assert first.returncode == 1
+
+
+def test_two_devices_sample_beside_a_run_that_saves(trained, tmp_path):
+    """The second process begins seconds after the first: it would read another version of the file."""
+    path, over = tmp_path / "last.ckpt", threading.Event()
+    versions = [trained / "best.ckpt", tmp_path / "other.ckpt"]
+    torch.save(load_plain(versions[0]) | {"global_step": 7}, versions[1])
+    shutil.copy(versions[0], path)
+
+    def save():
+        number = 0
+        while not over.wait(0.1):
+            number += 1
+            with files.atomic(path) as file:
+                file.write(versions[number % 2].read_bytes())
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    words = ["--ckpt", path, "--nfe", 2, "--num_samples", 4, "--batch_size", 2, "--accelerator", "cpu"]
+    command = [sys.executable, ROOT / "sample.py", *words, "--devices", 2]
+    try:
+        result = subprocess.run(
+            list(map(str, command)), cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=120
+        )
+    finally:
+        over.set()
+        thread.join()
+    assert result.returncode == 0, result.stderr

@@ -1,22 +1,29 @@
 """tauflow.evaluate on an exact denoiser and through the public API."""
 
+import dataclasses
+import errno
 import json
 import math
+import os
+import subprocess
+import sys
 import time
 
 import pytest
 import torch
+from conftest import ENV
 
 import tauflow
-from tauflow import Masked, Mixture, Model, Trained, Uniform
+from tauflow import Masked, Mixture, Model, Trained, Uniform, files
 from tauflow.denoise.evaluation import LogitsEvaluation
-from tauflow.errors import SamplingError, SettingsError
+from tauflow.errors import FolderInUse, SamplingError, SettingsError, TauflowError, WriteError
 from tauflow.evaluation.evaluate import SamplerGrid
+from tauflow.evaluation.folder import opened_results
 from tauflow.evaluation.grid import GridOptions
 from tauflow.evaluation.measure import Sampling
 from tauflow.evaluation.pictures import samples_of
 from tauflow.evaluation.report import save_report
-from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale
+from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale, Shown
 from tauflow.evaluation.tables import Table, number_text, print_results, to_csv, to_markdown, turned
 from tauflow.evaluation.views import Frame
 from tauflow.samplers import SETS
@@ -210,22 +217,260 @@ def test_a_kept_grid_grows_and_other_settings_are_refused(tmp_path):
     """More samplers, budgets and weights continue a folder; its finished cells stay. Other settings are
     refused."""
     grows = ("samplers", "nfes")
-    first = Results.opened(tmp_path, "samples", {"samplers": ["euler"], "nfes": [2], "seed": 0}, grows)
-    run(exact(), "euler", [2], Sampling(4), results=first, folder=tmp_path)
+    settings = {"samplers": ["euler"], "nfes": [2], "seed": 0}
+    with opened_results(tmp_path, "samples", settings, grows) as first:
+        run(exact(), "euler", [2], Sampling(4), results=first, folder=tmp_path)
     kept = cell_of(first, "euler", 2)
     trained = exact()
     settings = {"samplers": ["tr_cie", "euler"], "nfes": [4], "seed": 0}
-    more = Results.opened(tmp_path, "samples", settings, grows)
-    run(trained, ["tr_cie", "euler"], [2, 4], Sampling(4), results=more, folder=tmp_path)
+    with opened_results(tmp_path, "samples", settings, grows) as more:
+        run(trained, ["tr_cie", "euler"], [2, 4], Sampling(4), results=more, folder=tmp_path)
     assert trained.model.denoiser.calls == 2 + 4 + 4, "the finished cell was not made again"
     again = Results.read(tmp_path)
     assert again.settings == {"samplers": ["euler", "tr_cie"], "nfes": [2, 4], "seed": 0}
     assert len(sampled(again)) == 4
     assert cell_of(again, "euler", 2).records == kept.records
-    with pytest.raises(SettingsError, match=r"other settings \(seed: 0 there, 1 now\); choose another --out"):
-        Results.opened(tmp_path, "samples", settings | {"seed": 1}, grows)
-    with pytest.raises(SettingsError, match="other settings"):
-        Results.opened(tmp_path, "another study", settings, grows)
+    for name, others, said in (
+        ("samples", settings | {"seed": 1}, r"\(seed: 0 there, 1 now\); choose another --out"),
+        ("another study", settings, "of samples"),
+    ):
+        with (
+            pytest.raises(SettingsError, match=f"other settings.*{said}"),
+            opened_results(tmp_path, name, others, grows),
+        ):
+            pass
+
+
+def test_a_folder_is_written_by_one_at_a_time(tmp_path):
+    """A second grid is refused while the first one runs, and adds its cells after it."""
+    grows = ("samplers",)
+    settings = {"samplers": ["euler"]}
+    with opened_results(tmp_path, "samples", settings, grows) as first:
+        with (
+            pytest.raises(FolderInUse, match=r"another process is writing to .*; wait for it or choose"),
+            opened_results(tmp_path, "samples", {"samplers": ["tr_cie"]}, grows),
+        ):
+            pass
+        run(exact(), "euler", [2], Sampling(4), results=first, folder=tmp_path)
+    with opened_results(tmp_path, "samples", {"samplers": ["tr_cie"]}, grows) as second:
+        run(exact(), "tr_cie", [2], Sampling(4), results=second, folder=tmp_path)
+    assert names(Results.read(tmp_path)) == {"euler", "tr_cie"}
+
+
+RANKS = """
+import sys
+from pathlib import Path
+
+import torch
+
+import tauflow.evaluation.store as store
+from tauflow.errors import TauflowError, WriteError
+from tauflow.evaluation.folder import opened_results
+from tauflow.evaluation.grid import GridOptions
+from tauflow.evaluation.store import Cell
+
+rank, folder, free, busy = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
+torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+
+
+def refuse(path, text):
+    raise WriteError(f"cannot write {path.name}")
+
+
+try:
+    with opened_results(busy, "samples", {}):
+        print("opened a folder in use")
+except TauflowError as error:
+    print(type(error).__name__)
+with opened_results(free, "samples", {}) as results:
+    print(len(results.cells))
+    run_grid(results, [{"nfe": 1}], Cell, GridOptions(free))
+    store.files.write = refuse
+    try:
+        run_grid(results, [{"nfe": 2}], Cell, GridOptions(free, keep_going=True))
+    except TauflowError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_share_one_folder_and_end_together(tmp_path):
+    """Only rank 0 takes the folder and writes; both have its results, or its error."""
+    free, busy = tmp_path / "free", tmp_path / "busy"
+    Results("samples", {}, [Cell({"nfe": 3})]).save(free)
+    busy.mkdir()
+    with files.held(busy, ""):
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", RANKS, str(rank), tmp_path, free, busy],
+                env=ENV,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        printed = [each.communicate(timeout=120)[0].splitlines() for each in ranks]
+    assert printed == [["FolderInUse", "1", "cannot write results.json"]] * 2
+    assert len(Results.read(free).cells) == 2
+
+
+def test_a_full_disk_ends_the_grid_and_the_finished_cells_are_kept(tmp_path, monkeypatch):
+    """Also where failing cells are only noted; the second save fails, as does every later one."""
+    saves = iter([None])
+
+    def fill(number):
+        if next(saves, "full"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    trained = exact()
+    sampling = Sampling(4)
+    with monkeypatch.context() as patch:
+        patch.setattr("tauflow.files.os.fsync", fill)
+        with (
+            pytest.raises(WriteError) as stop,
+            opened_results(tmp_path, "samples", {}) as results,
+        ):
+            run(trained, "euler,tr", [2], sampling, results, folder=tmp_path, keep_going=True)
+    assert stop.value.errno == errno.ENOSPC
+    said = str(stop.value)
+    assert f"cannot write {tmp_path / 'results.json'} (No space left on device)" in said
+    assert f"the cells finished before are safe in {tmp_path / 'results.json'}" in said
+    assert "the same command resumes" in said
+    calls = trained.model.denoiser.calls
+    with opened_results(tmp_path, "samples", {}) as results:
+        assert names(results) == {"euler"}
+        run(trained, "euler,tr", [2], sampling, results, folder=tmp_path)
+    assert trained.model.denoiser.calls == calls + 2, "only the lost cell is measured again"
+
+
+def test_what_cannot_be_written_is_no_failed_cell():
+    """Such as a cache that a task or a judge keeps: of a cell, and of real data."""
+
+    def refuse(*arguments):
+        raise WriteError("cannot write the cache")
+
+    trained = exact()
+    grid = SamplerGrid.of(trained, "euler", [2], (), Sampling(2))
+    trained.model.denoiser.evaluate = refuse
+    with pytest.raises(WriteError, match="cannot write the cache"):
+        grid.run(Results(), GridOptions(keep_going=True))
+    trained = exact()
+    trained.task.setup = refuse
+    with pytest.raises(WriteError, match="cannot write the cache"):
+        run(trained, "euler", [2], Sampling(2), keep_going=True)
+
+
+def _head(**changes) -> str:
+    head = {"format": 2, "name": "samples", "settings": {}, "scales": {}, "notes": [], "commands": []}
+    return json.dumps(head | {"versions": {}, "cells": []} | changes)
+
+
+def _cell(**changes) -> str:
+    cell = {"factors": {"sampler": "euler", "nfe": 2}, "records": [["error_rate", 0.5, 0.1]]}
+    return _head(cells=[cell | changes])
+
+
+DAMAGED = {
+    "empty": "",
+    "cut": _cell()[:-20],
+    "garbage": "\x00\xff garbage",
+    "another format": _head(format=1),
+    "a list": "[]",
+    "a number": "2",
+    "null": "null",
+    "a million lists": "[" * 10**6,
+    "deep settings": _head(settings={}).replace("{}", '{"a":' * 600 + "1" + "}" * 600, 1),
+    "keys are missing": '{"format": 2}',
+    "a key too many": _head(more=1),
+    "a name that is a number": _head(name=3),
+    "settings that are a list": _head(settings=[]),
+    "notes that are numbers": _head(notes=[1]),
+    "commands that are text": _head(commands="python"),
+    "versions that are null": _head(versions=None),
+    "a scale of words": _head(scales={"m": {"higher_is_better": "yes", "logarithmic": True}}),
+    "a scale that is cut": _head(scales={"m": {"logarithmic": True}}),
+    "cells that are null": _head(cells=None),
+    "a cell that is text": _head(cells=["euler"]),
+    "a cell without factors": _head(cells=[{"records": []}]),
+    "factors that are a list": _cell(factors=["euler"]),
+    "a factor that is a list": _cell(factors={"sampler": ["euler"]}),
+    "a factor that is true": _cell(factors={"sampler": True}),
+    "a budget in quotes": _cell(factors={"sampler": "euler", "nfe": "2"}),
+    "an endless budget": _cell().replace('"nfe": 2', '"nfe": 1' + "0" * 400),
+    "records that are text": _cell(records="none"),
+    "a record that is empty": _cell(records=[[]]),
+    "a record without numbers": _cell(records=[["error_rate"]]),
+    "a record without a name": _cell(records=[[0.5, 0.1]]),
+    "a record of too many numbers": _cell(records=[["m", *[0.5] * 6]]),
+    "a number in quotes": _cell(records=[["error_rate", "0.5", 0.1]]),
+    "a number that is a list": _cell(records=[["error_rate", [0.5], 0.1]]),
+    "not a number": _cell().replace("0.5", "NaN"),
+    "an unknown kind of problem": _cell(problem="failed", kind="odd"),
+    "a problem that is a number": _cell(problem=1),
+    "samples of text": _cell(shown={"tokens": [["a"]], "condition": None}),
+    "samples without tokens": _cell(shown={"condition": None}),
+    "a setting that grows and is no list": _head(settings={"samplers": 1}),
+    "a setting that grows and is nested": _head(settings={"samplers": [["euler"]]}),
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_file_is_named_and_untouched(text, tmp_path):
+    path = tmp_path / "results.json"
+    path.write_bytes(text.encode("latin-1"))
+    with (
+        pytest.raises(TauflowError) as refused,
+        opened_results(tmp_path, "samples", {"samplers": ["euler"]}, ("samplers",)),
+    ):
+        pass
+    said = str(refused.value)
+    assert said.startswith(f"{path} holds no results that this version can read (")
+    assert said.endswith("); remove it to start again, or choose another folder")
+    assert len(said) < len(str(path)) + 250
+    assert "\n" not in said
+    assert path.read_bytes() == text.encode("latin-1")
+
+
+def test_what_is_no_file_of_results_is_refused(tmp_path, monkeypatch):
+    def refused(reason):
+        with pytest.raises(TauflowError, match=f"results.json holds no results .*{reason}.*remove it"):
+            Results.read(tmp_path)
+
+    path = tmp_path / "results.json"
+    with pytest.raises(TauflowError, match=r"there is no .*results\.json; name a folder with results"):
+        Results.read(tmp_path)
+    path.mkdir()
+    refused("it is no file")
+    path.rmdir()
+    os.mkfifo(path)
+    refused("it is no file")
+    path.unlink()
+    with open(path, "wb") as file:
+        file.truncate(2**40)  # takes no space: all of it is a hole
+    refused("over 1 GB")
+    path.write_text(_head())
+
+    def forbid(self):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.read_bytes", forbid)
+    refused("Permission denied")
+
+
+@pytest.mark.parametrize("tokens", [[[0] * LENGTH, [0]], [[99] * LENGTH], [[-1] * LENGTH]])
+def test_samples_of_another_task_are_not_shown(tokens):
+    cell = Cell({"sampler": "euler", "nfe": 2}, shown=Shown(tokens))
+    with pytest.raises(TauflowError, match=r"samples kept of euler, NFE 2 are none of this task.*remove it"):
+        samples_of(cell, exact().task)
+    with pytest.raises(TauflowError, match="none of this task"):
+        samples_of(dataclasses.replace(cell, shown=Shown([[0] * LENGTH], [[7]])), labelled().task)
+
+
+def test_infinite_numbers_survive_the_file(tmp_path):
+    factors = {"sampler": "euler", "nfe": 2}
+    record = Record(factors, "m", Measured(math.inf, 1.0, -math.inf, math.inf))
+    Results(cells=[Cell(factors, [record])]).save(tmp_path)
+    assert Results.read(tmp_path).records == [record]
 
 
 def test_two_variants_of_one_method_in_one_table():
@@ -282,6 +527,43 @@ def test_a_prompt_holds_in_every_sample():
     assert all((row[0], row[1], row[3]) == (4, 3, 1) for row in cell.shown.tokens)
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["rows known", "one row known"])
+def test_a_prompt_for_each_sample(shared):
+    """Sample i begins with token i: over batches of 4, 4 and 2, each with the seed of its batch."""
+    trained = exact(Uniform(VALUES))
+    drawn = []
+
+    class Keeping(type(trained.task)):
+        def sample_metrics(self):
+            metrics = super().sample_metrics()
+            update = metrics.update
+            metrics.update = lambda tokens: (drawn.append(tokens), update(tokens))
+            return metrics
+
+    task = Keeping(length=LENGTH, values=VALUES, val_items=64)
+    tokens = torch.zeros(10, LENGTH, dtype=torch.long)
+    tokens[:, 0] = torch.arange(10) % VALUES
+    known = torch.zeros(LENGTH if shared else (10, LENGTH), dtype=torch.bool)
+    known[..., 0] = True
+    results = tauflow.evaluate(
+        Trained(trained.model, task), "tr_cie", [4], 10, batch_size=4, prompt=(tokens, known)
+    )
+    (cell,) = sampled(results)
+    found = torch.cat([part for part in drawn[1:] if len(part) <= 4])
+    assert found[:, 0].tolist() == tokens[:, 0].tolist()
+    assert cell.shown.states[0, 0] == 0, "the first state has the prompt too"
+
+
+def test_a_prompt_of_another_number_of_rows_is_refused():
+    trained = exact()
+    tokens, known = torch.zeros(4, LENGTH, dtype=torch.long), torch.zeros(4, LENGTH, dtype=torch.bool)
+    with pytest.raises(SamplingError, match=r"shape \(10, 12\) of the samples or \(12,\), got \(4, 12\)"):
+        tauflow.evaluate(trained, "tr_cie", [4], 10, batch_size=4, prompt=(tokens, known))
+    with pytest.raises(SamplingError, match="pair of tensors"):
+        tauflow.evaluate(trained, "tr_cie", [4], 10, prompt=tokens)
+    assert trained.model.denoiser.calls == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -294,8 +576,13 @@ def test_a_prompt_holds_in_every_sample():
         ({"samplers": "euler(theta=0.3)"}, "sampler euler has no option 'theta'"),
         ({"nfes": [2.5]}, "whole number of at least 1, got 2.5"),
         ({"nfes": [0]}, "whole number of at least 1"),
-        ({"nfes": []}, "a budget"),
-        ({"num_samples": 0}, "num_samples >= 1"),
+        ({"nfes": []}, "no budget"),
+        *(
+            ({name: wrong}, f"{name} must be a")
+            for name in ("num_samples", "batch_size")
+            for wrong in (0, -1, True, 2.0, "4", 10**18)
+        ),
+        ({"num_samples": 10**9, "batch_size": 10**9}, "too large; lower batch_size to 178956970 or less"),
         ({"guidance": [2.0]}, "this network takes no condition"),
         ({"guidance": [math.inf], "samplers": "euler"}, "finite number"),
         ({"condition": torch.tensor([1])}, "this network takes no condition"),

@@ -14,11 +14,11 @@ FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 RUN = 6  # lines of code that stand nowhere else
 
 VERBS = {
-    *("Adapt", "Add", "Ask", "Average", "Build", "Choose", "Compile", "Compute", "Count", "Declare"),
-    *("Do", "Draw", "Drop", "Evaluate", "Exit", "Feed", "Give", "Ignore", "Import", "Invert", "Learn"),
-    *("Leap", "Let", "Load", "Look", "Make", "Measure", "Open", "Plan", "Print", "Raise", "Read"),
-    *("Rebuild", "Refuse", "Return", "Run", "Sample", "Save", "Say", "Set", "Show", "Split", "Stop"),
-    *("Time", "Train", "Warn", "Write", "Yield"),
+    *("Adapt", "Add", "Ask", "Average", "Build", "Choose", "Compile", "Compute", "Count", "Declare", "Do"),
+    *("Draw", "Drop", "End", "Evaluate", "Exit", "Feed", "Give", "Hold", "Ignore", "Import", "Invert"),
+    *("Leap", "Learn", "Let", "Load", "Look", "Make", "Measure", "Move", "Open", "Plan", "Print", "Raise"),
+    *("Read", "Rebuild", "Refuse", "Rename", "Return", "Run", "Sample", "Save", "Say", "Set", "Show"),
+    *("Split", "Stop", "Time", "Train", "Warn", "Write", "Yield"),
 }
 UNWANTED = re.compile(
     r"\b(mend(s|ed|ing)?|rooms?|(leave|leaves|leaving|left) out|(go|goes|going|went) on)\b", re.IGNORECASE

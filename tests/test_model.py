@@ -11,7 +11,7 @@ from helpers import Small
 
 import tauflow
 from tauflow import Masked, Mixture, Model, Uniform
-from tauflow.denoise import CountingDenoiser
+from tauflow.denoise import CountingDenoiser, GuidedDenoiser
 from tauflow.errors import SamplingError
 from tauflow.samplers import SAMPLERS
 
@@ -125,6 +125,8 @@ def test_conditions_reach_the_network():
         ({"shape": ()}, "shape must be the sizes of a sample"),
         ({"shape": (4, 2.5)}, "shape must be the sizes of a sample"),
         ({"shape": (4, 0)}, "shape must be the sizes of a sample"),
+        ({"shape": (10**12,)}, "has 1000000000000 coordinates; at most 2147483648 are sampled at once"),
+        ({"shape": (2**16, 2**16)}, "has 4294967296 coordinates; at most 2147483648 are sampled at once"),
         ({"order": torch.zeros(D)}, "an order must hold each number from 0 to 11 once"),
         ({"order": torch.arange(5)}, "an order must hold each number from 0 to 11 once"),
     ],
@@ -140,9 +142,11 @@ def test_what_cannot_be_guided_or_tempered():
     model = Model(network(), PROCESS, (D,))
     with pytest.raises(SamplingError, match="takes no condition, so there is nothing to guide by"):
         model.guided(2.0)
-    for weight in (math.nan, math.inf, "2", None):
+    for weight in (math.nan, math.inf, 1e300, "2", None):
         with pytest.raises(SamplingError, match="guidance weight must be a finite number"):
             model.guided(weight, network())
+        with pytest.raises(SamplingError, match="guidance weight must be a finite number"):
+            GuidedDenoiser(model.denoiser, model.denoiser, weight)
     with pytest.raises(TypeError, match="a denoiser is"):
         model.guided(2.0, 3)
     larger = Model(Small(V + 2, V + 1), Mixture(Masked(V + 1), "linear"), (D,))
@@ -152,7 +156,7 @@ def test_what_cannot_be_guided_or_tempered():
         with pytest.raises(SamplingError, match="has another vocabulary, shape or source than this one"):
             model.guided(2.0, other)
     assert model.guided(2.0, Model(network(), Mixture(Masked(V), "cosine"), (D,))).denoiser.forwards == 2
-    for temperature in (0.0, -1.0, math.nan, "a", "2", None):
+    for temperature in (0.0, -1.0, math.nan, math.inf, 1e300, 1e-300, "a", "2", None):
         with pytest.raises(SamplingError, match="temperature must be above 0"):
             model.tempered(temperature)
 

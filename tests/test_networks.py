@@ -58,7 +58,7 @@ def test_rotary_attention_depends_on_relative_positions_only():
         .expand(1, 12, 3, 1, 16)
         .clone()
     )
-    q, k, v = Rotate.apply(qkv.clone(), *_rotation(12, 16, qkv.device, qkv.dtype)).unbind(2)
+    q, k, v = Rotate.apply(qkv.clone(), *_rotation((12,), 16, qkv.device, qkv.dtype)).unbind(2)
     scores = torch.einsum("bihk,bjhk->ij", q, k)
     torch.testing.assert_close(scores.diagonal(3), scores[0, 3].expand(9))
     assert (scores[0, 3] - scores[0, 5]).abs() > 0.01
@@ -69,7 +69,7 @@ def test_rotation_gradient():
     from tauflow.networks.transformer import Rotate, _rotation
 
     qkv = torch.randn(2, 5, 3, 2, 4, dtype=torch.float64, requires_grad=True)
-    cos, sin = _rotation(5, 4, qkv.device, qkv.dtype)
+    cos, sin = _rotation((5,), 4, qkv.device, qkv.dtype)
     assert torch.autograd.gradcheck(lambda x: Rotate.apply(x.clone(), cos, sin), qkv)
 
 
@@ -218,3 +218,30 @@ def test_a_network_that_takes_no_condition_says_so():
         net.compile_parts()
     with pytest.raises(SettingsError, match="must be a NetworkConfig"):
         network_from(net, (10,), 7, 6)
+
+
+def test_rotary_attention_on_a_grid_depends_on_both_differences():
+    from tauflow.networks.transformer import Rotate, _rotation
+
+    qkv = torch.randn(1, 1, 3, 1, 16, generator=torch.Generator().manual_seed(0)).expand(1, 12, 3, 1, 16)
+    q, k, _ = Rotate.apply(qkv.clone(), *_rotation((3, 4), 16, qkv.device, qkv.dtype)).unbind(2)
+    scores = torch.einsum("bihk,bjhk->ij", q, k)
+    torch.testing.assert_close(scores[8, 0], scores[9, 1])  # two rows above
+    torch.testing.assert_close(scores[7, 4], scores[11, 8])  # three columns to the left
+    assert (scores[4, 3] - scores[5, 4]).abs() > 0.01  # neighbours in a sequence only
+    assert (scores[4, 0] - scores[1, 0]).abs() > 0.01  # above and beside
+
+
+def test_a_transformer_on_a_grid_has_the_positions_of_the_grid():
+    config = TransformerConfig(width=16, blocks=1, heads=1, time=False)
+    x = torch.arange(12)[None] % 5
+    outputs = []
+    for shape in ((3, 4), (4, 3), (12,), (1, 12)):
+        network = config.build(shape, 5, 4)
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.normal_(generator=torch.Generator().manual_seed(0))
+        outputs.append(network.hidden(x, torch.zeros(1)))
+    assert not torch.allclose(outputs[0], outputs[1])
+    assert not torch.allclose(outputs[0], outputs[2])
+    assert torch.equal(outputs[2], outputs[3])  # a grid of one row is a sequence

@@ -4,6 +4,7 @@ Statistics: a share p of n draws has the standard error sqrt(p (1 - p) / n), and
 fixed.
 """
 
+import numpy as np
 import pytest
 import torch
 from helpers import SOURCES, mixture, mixtures, skewed
@@ -60,7 +61,7 @@ def test_the_tails_of_a_marginal_source_are_drawn():
 
 
 @pytest.mark.parametrize(
-    "law", [[1.0, 0.0], [1.0, -1.0], [1.0, float("nan")], [1.0, float("inf")], [[1.0, 1.0]]]
+    "law", [[1.0, 0.0], [1.0, -1.0], [1.0, float("nan")], [1.0, float("inf")], [[1.0, 1.0]], "ab", None]
 )
 def test_laws_that_are_none(law):
     with pytest.raises(ValueError, match="a probability above 0 for each token; add a little to each count"):
@@ -71,6 +72,18 @@ def test_laws_that_are_none(law):
 def test_fewer_than_two_tokens(source):
     with pytest.raises(ValueError, match="at least 2"):
         source()
+
+
+@pytest.mark.parametrize("number", [10**12, 2**24 + 1, 2.5, True, "5", None])
+@pytest.mark.parametrize("kind", [Masked, Uniform])
+def test_numbers_of_tokens_that_cannot_be(kind, number):
+    """Refused before anything of the size of the vocabulary is made."""
+    with pytest.raises(SettingsError, match="at least 2 data tokens and at most 16777216"):
+        kind(number)
+
+
+def test_a_number_of_tokens_may_be_a_numpy_integer():
+    assert Masked(np.int64(5)) == Masked(5)
 
 
 @pytest.mark.parametrize("kind", SOURCES)

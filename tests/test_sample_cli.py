@@ -6,19 +6,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 import torch
-from conftest import ENV, ROOT, paused, read_scalars
+from conftest import ENV, ROOT, load_plain, paused, read_scalars
 
 import tauflow
 import tauflow.cli.sample
+from tauflow import files
 from tauflow.evaluation.store import REAL, Results
 from tauflow.samplers import SAMPLERS
 from tauflow.samplers.spec import options_of
 
-FILES = ["quality_vs_nfe.png", "results.csv", "results.json", "results.md", "samples.txt"]
+FILES = [".lock", "quality_vs_nfe.png", "results.csv", "results.json", "results.md", "samples.txt"]
 SHIPPED = ROOT / "checkpoints" / "shipped" / "countdown_masked.ckpt"
 
 
@@ -282,7 +284,7 @@ def test_bad_requests(call, trained, tmp_path, monkeypatch):
         (["--ckpt", best, "--sampler", "eulr"], "unknown sampler 'eulr'"),
         (["--ckpt", best, "--nfe", "0"], "whole number of at least 1"),
         (["--ckpt", best, "--nfe", "8,x"], "'8,x' is not a list of whole numbers such as 8 16 32"),
-        (["--ckpt", best, "--num_samples", "0"], "num_samples >= 1"),
+        (["--ckpt", best, "--num_samples", "0"], "num_samples must be a whole number of at least 1"),
         (
             ["--ckpt", best, "--sampler", "spaced_even(theta=0.3)"],
             "sampler spaced_even has no option 'theta'",
@@ -295,22 +297,111 @@ def test_bad_requests(call, trained, tmp_path, monkeypatch):
         (["--ckpt", best, "--guidance", best], "--guidance takes weights such as 1 2 4"),
         (["--ckpt", best, "--unconditional", best], "--unconditional needs --guidance W"),
         (["--ckpt", best, "--condition", "2"], "Countdown has no conditions; drop --condition"),
-        (["--ckpt", best, "--device", "tpu:0"], "cannot compute on tpu:0"),
+        (["--ckpt", best, "--device", "tpu:0"], "cannot compute with --device tpu:0"),
         (["--ckpt", best, "--device", "cpu:x"], "such as cuda:1"),
         (["--ckpt", best, "--precision", "16-mixed"], "needs a GPU"),
         (["--ckpt", best, "--temperature", "nan"], "temperature must be above 0"),
         (["--ckpt", best, "--infill", "1 __ 3"], "drop --infill"),
         (["--ckpt", best, "--judge", "ngram"], "drop --judge"),
         (["--ckpt", best, "--device", "cpu", "--devices", "2"], "--device names one device"),
-        (["--ckpt", best, "--show", "-1"], "show >= 0"),
+        (["--ckpt", best, "--show", "-1"], "show must be"),
         (["--ckpt", best, "--temperature", "0"], "temperature must be above 0"),
     ]:
         code, _ = call(*args)
         assert isinstance(code, str), args
         assert expected in code, (args, code)
-    monkeypatch.setattr(tauflow.cli.sample, "ROOT", tmp_path)  # else a run beside sample.py would be found
+    monkeypatch.setattr(
+        "tauflow.cli.sample_request.ROOT", tmp_path
+    )  # else a run beside sample.py would be found
     monkeypatch.setattr("tauflow.train.trained.SHIPPED", tmp_path)
     assert "there is no checkpoint under checkpoints/" in call()[0]
+
+
+def test_an_unreadable_checkpoint_is_blamed(call, trained, monkeypatch):
+    opened = open
+
+    def refusing(path, *args, **options):
+        if str(path).endswith("best.ckpt"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr("builtins.open", refusing)
+    code, _ = call("--ckpt", trained / "best.ckpt")
+    assert code.startswith(f"error: cannot read the checkpoint {trained}/best.ckpt (Permission denied)")
+
+
+def test_a_folder_of_another_process_is_left_alone(call, trained, tmp_path):
+    args = ["--ckpt", trained / "best.ckpt", "--num_samples", 2, "--out", tmp_path / "out"]
+    assert call(*args, "--nfe", 2)[0] == 0
+    before = (tmp_path / "out" / "results.json").read_text()
+    with files.held(tmp_path / "out", "wait"):
+        code, _ = call(*args, "--nfe", 4)
+    assert code.startswith(f"error: another process is writing to {tmp_path}/out; ")
+    assert "\n" not in code
+    assert (tmp_path / "out" / "results.json").read_text() == before
+
+
+def test_sampling_beside_a_run_that_saves(call, trained, tmp_path):
+    """The file is replaced ten times a second; what is sampled is one of its versions, with its digest."""
+    path = tmp_path / "last.ckpt"
+    versions = {}
+    for step in range(4):
+        version = tmp_path / f"{step}.ckpt"
+        torch.save(load_plain(trained / "best.ckpt") | {"global_step": step}, version)
+        versions[files.digest(version)] = step
+    shutil.copy(tmp_path / "0.ckpt", path)
+    over = threading.Event()
+
+    def save():
+        number = 0
+        while not over.wait(0.1):
+            number += 1
+            with files.atomic(path) as file:
+                file.write((tmp_path / f"{number % 4}.ckpt").read_bytes())
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    try:
+        for number in range(8):
+            out = tmp_path / f"out{number}"
+            code, _ = call("--ckpt", path, "--nfe", 2, "--num_samples", 2, "--out", out)
+            assert code == 0, code
+            found = Results.read(out).settings
+            assert versions[found["checkpoint_sha256"]] == found["step"]
+    finally:
+        over.set()
+        thread.join()
+
+
+PLACED = """
+from dataclasses import dataclass
+from tauflow.tasks import Countdown
+
+@dataclass(eq=False)
+class Placed(Countdown):
+    place: str = "nowhere"
+
+    local = ("place",)
+
+    def __post_init__(self):
+        super().__post_init__()
+        print("placed at", self.place)
+"""
+
+
+def test_where_data_lies_comes_from_the_command_line(call, trained, tmp_path):
+    (tmp_path / "placed.py").write_text(PLACED)
+    checkpoint = load_plain(trained / "best.ckpt")
+    task = checkpoint["tauflow"]["task"]
+    task["class_path"] = "placed.Placed"
+    task["init_args"]["place"] = "the file's own"
+    torch.save(checkpoint, tmp_path / "placed.ckpt")
+    args = ["--ckpt", tmp_path / "placed.ckpt", "--classes", "placed.py:Placed"]
+    args += ["--nfe", 2, "--num_samples", 2]
+    assert "placed at nowhere" in call(*args)[1]
+    assert "placed at here" in call(*args, "--data", "place=here")[1]
+    code, _ = call(*args, "--data", "values=3")
+    assert "values" in code
 
 
 @pytest.mark.parametrize(

@@ -665,7 +665,7 @@ def test_an_order_is_learned_from_a_masked_source_only():
     with pytest.raises(SamplingError, match="needs a masked source; this model has a uniform one"):
         tauflow.learn_order(Model(lambda x, t: torch.zeros(*x.shape, 5), mixture("uniform", 5), (4,)))
     model = Model(lambda x, t: torch.zeros(*x.shape, 5), mixture("masked", 5), (4,))
-    with pytest.raises(SamplingError, match=r"data must have the shape \(C, 4\)"):
+    with pytest.raises(SamplingError, match=r"data must be a tensor of the shape \(C, 4\)"):
         tauflow.learn_order(model, data=torch.zeros(2, 3).long())
 
 

@@ -145,8 +145,9 @@ def test_split_network_and_callable_agree(case):
     def with_mask_column(x, t):
         return torch.cat([model(x, t), torch.full((*x.shape, 1), 50.0)], dim=-1)
 
-    denoisers = [model, lambda x, t: model(x, t), with_mask_column]
-    denoisers += [SplitDenoiser(model, V), CallableDenoiser(model, V)]
+    denoisers = [model, lambda x, t: model(x, t), SplitDenoiser(model, V), CallableDenoiser(model, V)]
+    if process.absorbing:
+        denoisers += [with_mask_column, CallableDenoiser(with_mask_column, V, masked=True)]
     tokens = [sample(denoiser, process, name, 9).tokens for denoiser in denoisers]
     assert all(torch.equal(tokens[0], other) for other in tokens[1:])
 
@@ -288,6 +289,14 @@ ZEROS = torch.zeros(B, D, dtype=torch.long)
         ({"sampler": 3}, "a spec such as .* or a Sampler, got 3"),
         ({"nfe": 0}, "nfe must be a whole number of at least 1"),
         ({"nfe": 2.5}, "nfe must be a whole number"),
+        ({"nfe": True}, "nfe must be a whole number of at least 1, got True"),
+        ({"nfe": 10**9}, "nfe must be at most 1000000 for a sampler on a time grid, got 1000000000"),
+        ({"nfe": 10**18, "sampler": "tr_cie_exact"}, "nfe must be at most 1000000"),
+        ({"nfe": 10**5000}, "nfe must be a whole number of at most 64 bits"),
+        ({"count": 10**12}, "has 12000000000000 coordinates; at most 2147483648 are sampled at once"),
+        ({"sampler": "tr_cie(eps_0=1e300)"}, "eps_0 and ceiling are at most 1e"),
+        ({"sampler": "tr_cie(ceiling=1e300)"}, "eps_0 and ceiling are at most 1e"),
+        ({"sampler": "tr_cie(eps_0=1e20, dense=true)"}, "intensity is not finite or far too large"),
         ({"nfe": "8"}, "nfe must be a whole number of at least 1, got '8'"),
         ({"count": 0}, "count must be a whole number of at least 1, got 0"),
         ({"count": 2.5}, "count must be a whole number of at least 1, got 2.5"),
@@ -328,6 +337,17 @@ def test_bad_requests_get_a_sentence(options, message):
     model = Model(network(Masked(V)), Mixture(Masked(V), "linear"), (D,))
     with pytest.raises(SamplingError, match=message):
         tauflow.sample(model, **({"sampler": "tr_cie", "nfe": 4, "count": B} | options))
+
+
+def test_a_bridge_has_a_largest_budget():
+    model = Model(Small(V, V), Mixture(Uniform(V), "linear"), (D,))
+    with pytest.raises(SamplingError, match="nfe must be at most 1000000 for a sampler on a time grid"):
+        tauflow.sample(model, "bridge", nfe=10**18)
+
+
+def test_a_reveal_takes_no_more_evaluations_than_coordinates():
+    model = Model(network(Masked(V)), Mixture(Masked(V), "linear"), (D,))
+    assert tauflow.sample(model, "fhs", nfe=10**18).nfe == D
 
 
 class Stops(Leaping):

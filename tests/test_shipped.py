@@ -12,7 +12,8 @@ import yaml
 from conftest import load_plain
 
 import tauflow
-from tauflow.cli import sample as sampling
+from tauflow.cli import sample_request
+from tauflow.cli.sample import sample
 from tauflow.evaluation.evaluate import choose_samplers, evaluate
 from tauflow.evaluation.store import Measured
 from tauflow.evaluation.views import Frame
@@ -62,9 +63,9 @@ def test_export_keeps_the_denoiser_and_drops_the_rest(trained, tmp_path):
 
 def test_sample_without_a_run_takes_the_shipped_model(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sampling, "ROOT", tmp_path)
+    monkeypatch.setattr(sample_request, "ROOT", tmp_path)
     with pytest.raises(SystemExit) as stop:
-        sampling.sample(["--num_samples", "2", "--accelerator", "cpu", "--no_progress"])
+        sample(["--num_samples", "2", "--accelerator", "cpu", "--no_progress"])
     printed = capsys.readouterr().out
     assert stop.value.code == 0
     assert "countdown_masked.ckpt" in printed
@@ -77,7 +78,7 @@ def test_sample_without_a_run_takes_the_shipped_model(tmp_path, monkeypatch, cap
 def test_a_run_of_your_own_comes_first(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(trained, tmp_path / "checkpoints" / "countdown" / "version_0")
-    assert sampling.newest_checkpoint() == (
+    assert sample_request.newest_checkpoint() == (
         tmp_path / "checkpoints/countdown/version_0/best.ckpt"
     ).relative_to(tmp_path)
 

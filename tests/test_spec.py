@@ -117,6 +117,18 @@ def test_text_that_is_no_spec(spec):
         sampler_from(spec)
 
 
+@pytest.mark.parametrize("text", ["(", " ", "a", "a,", "a(b=1,"])
+def test_a_spec_has_an_end(text):
+    with pytest.raises(SamplingError, match=r"a sampler is written with at most 4096 characters, got \d{6}"):
+        sampler_from(text * 10**5)
+
+
+def test_long_lists_are_split_in_one_pass():
+    """A search to the end of the text at every comma would take hours."""
+    assert len(split_specs("a," * 10**5)) == 10**5
+    assert len(split_specs("a(b," * 10**5)) == 1
+
+
 @pytest.mark.parametrize("spec", ["tr_cie(tau)", "tr_cie(grid=)", "tr_cie(=tau)", "tr_cie(grid=tau, cutoff)"])
 def test_options_that_are_no_pairs(spec):
     with pytest.raises(SamplingError, match=r"cannot read the options of .*; write them as name=value"):
@@ -182,6 +194,7 @@ def test_commas_outside_brackets_separate_specs():
     assert split_specs(["a(b=1,c=2),d", " e ", "f(g=1)", ""]) == ["a(b=1,c=2)", "d", "e", "f(g=1)"]
     assert split_specs(",, a ,,") == ["a"]
     assert split_specs("") == []
+    assert split_specs("a(b=1, c") == ["a(b=1, c"]
 
 
 def test_sets_name_samplers():

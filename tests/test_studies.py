@@ -1,22 +1,30 @@
 """Studies: each runs and resumes where it was stopped, and pages show the numbers of the committed files."""
 
 import dataclasses
+import errno
 import json
+import os
+import re
 import shlex
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import paused
 
 import tauflow
+from tauflow import files
 from tauflow.denoise.denoiser import Wrapper
-from tauflow.errors import SettingsError, TauflowError
+from tauflow.errors import FolderInUse, SettingsError, TauflowError
 from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale
 from tauflow.evaluation.tables import to_csv
 from tauflow.evaluation.views import Frame, View
 from tauflow.process import schedule_from
 from tauflow.samplers import sampler_from
-from tauflow.studies import STUDIES
+from tauflow.studies import STUDIES, pages
 from tauflow.studies.__main__ import main, parser, settings_from
 from tauflow.studies.base import Settings, Study, records
 from tauflow.studies.beyond import variants
@@ -24,6 +32,7 @@ from tauflow.studies.models import tr_cie_variants
 from tauflow.studies.pages import filled
 from tauflow.studies.report import save, to_markdown
 from tauflow.studies.theory import with_schedule
+from tauflow.tasks.settings import parsed
 from tauflow.train import SHIPPED
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +57,7 @@ def test_smoke(name, checkpoint, tmp_path, capsys):
     study = STUDIES[name]
     models = [] if "checkpoints" in study.ignores else ["--ckpt", checkpoint]
     main([name, "--smoke", "--out", str(tmp_path), *models, "--no_progress"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", *FILES]
     results = Results.read(tmp_path)
     assert results.name == name
     assert results.scales
@@ -108,6 +117,92 @@ def test_an_interrupted_study_resumes_where_it_stopped(tmp_path):
     assert Counting(SETTINGS, stop_at=0).run(tmp_path).records == results.records, "nothing is left to do"
 
 
+def test_a_second_study_in_a_folder_is_refused_while_the_first_one_runs(tmp_path, monkeypatch):
+    """Until its report is written, and at once; then it finds the cells of the first."""
+
+    def try_second(*arguments):
+        with pytest.raises(FolderInUse, match=r"another process is writing to .*; wait for it or choose"):
+            Counting(SETTINGS).run(tmp_path)
+
+    class First(Counting):
+        name = "counting"
+
+        def measure(self, factors):
+            try_second()
+            return super().measure(factors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tauflow.studies.base.save", try_second)
+        First(SETTINGS).run(tmp_path)
+    assert len(Counting(SETTINGS, stop_at=0).run(tmp_path).records) == 4
+
+
+def test_the_command_says_what_to_do_with_a_folder_in_use_or_damaged(checkpoint, tmp_path):
+    words = ["countdown", "--smoke", "--samplers", "euler", "--ckpt", checkpoint, "--out", str(tmp_path)]
+    with files.held(tmp_path, ""), pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == (
+        f"error: another process is writing to {tmp_path}; wait for it or choose another --out"
+    )
+    (tmp_path / "results.json").write_text("{")
+    with pytest.raises(SystemExit, match=r"^error: .*results\.json holds no results .*; remove it to start"):
+        main(words)
+    (tmp_path / "page.md").write_text("<!-- table . masked error_rate -->\n<!-- end -->\n")
+    with pytest.raises(SystemExit, match=r"^error: .*results\.json holds no results .*; remove it to start"):
+        pages.main([str(tmp_path / "page.md")])
+
+
+@pytest.mark.parametrize("full", ["results.json", "results.csv", "results.md", "figure.png"])
+def test_a_full_disk_says_what_is_safe_and_how_to_resume(full, checkpoint, tmp_path, monkeypatch, capsys):
+    """Whichever file does not fit; of results.json it is the third save, after two cells."""
+    words = ["countdown", "--smoke", "--samplers", "euler,tr", "--ckpt", checkpoint, "--no_progress"]
+    words += ["--out", str(tmp_path)]
+    saves = iter(range(2))
+
+    def replace(source, target):
+        if target.name == full and (full != "results.json" or next(saves, None) is None):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return rename(source, target)
+
+    rename = os.replace
+    with monkeypatch.context() as patch:
+        patch.setattr("tauflow.files.os.replace", replace)
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+    said = str(stop.value.code)
+    assert said.startswith(f"error: cannot write {tmp_path / full} (No space left on device); ")
+    assert f"cells finished before are safe in {tmp_path / 'results.json'}" in said
+    assert said.endswith("the same command resumes")
+    assert "\n" not in said
+    kept = Results.read(tmp_path).records
+    assert len({str(record.factors) for record in kept}) == (2 if full == "results.json" else 5)
+    main(words)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", *FILES]
+    records = Results.read(tmp_path).records
+    assert records[: len(kept)] == kept
+    assert len({str(record.factors) for record in records}) == 5  # two samplers, two budgets, real data
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_keeps_finished_cells_and_says_how_to_resume(sent, code, tmp_path, capsys):
+    """The command stops itself after its first cell, so it cannot end before the signal comes."""
+    out = tmp_path / "out"
+    words = ["order", "--nfes", "8,16", "--samplers", "euler,tr", "--out", str(out), "--no_progress"]
+    command = [sys.executable, "-m", "tauflow.studies", *words]
+    process = paused(command, out / "results.json", tmp_path, stderr=subprocess.PIPE, text=True)
+    process.send_signal(sent)
+    process.send_signal(signal.SIGCONT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == code, errors
+    assert errors.strip() == f"stopped; finished cells are kept, and the same command resumes ({out})"
+    kept = Results.read(out).cells
+    assert len(kept) == 1
+    main(words)
+    assert Results.read(out).cells[0] == kept[0]
+    assert len(Results.read(out).cells) == 8
+
+
 def test_other_settings_are_refused(tmp_path):
     Counting(SETTINGS).run(tmp_path)
     with pytest.raises(SettingsError, match=r"samples: 4 there, 5 now.*--out"):
@@ -115,7 +210,7 @@ def test_other_settings_are_refused(tmp_path):
     with pytest.raises(SettingsError, match=r"nfes: .*8, 16.* there, .*8.* now"):
         Counting(dataclasses.replace(SETTINGS, nfes=(8,))).run(tmp_path)  # its cells may look at all budgets
     (tmp_path / "results.json").write_text("{")
-    with pytest.raises(TauflowError, match="choose another folder"):
+    with pytest.raises(TauflowError, match="remove it to start again, or choose another folder"):
         Counting(SETTINGS).run(tmp_path)
 
 
@@ -238,31 +333,114 @@ def test_a_translated_model_sees_its_own_times(checkpoint):
     assert spied.model.process.schedule == schedule_from("linear")
 
 
-def test_bad_requests(checkpoint, tmp_path, capsys):
-    def refused(match: str, *words: str) -> None:
-        with pytest.raises(SystemExit, match=match):
-            main([*words, "--out", str(tmp_path / "out")])
-        assert not (tmp_path / "out" / "results.json").exists()
+UNIFORM = str(SHIPPED / "countdown_uniform.ckpt")
+REFUSED = [
+    ("two checkpoints have a masked source", "countdown --smoke --ckpt CKPT CKPT"),
+    ("--nfes takes whole numbers from 1", "countdown --nfes 0 --ckpt CKPT"),
+    ("--nfes takes whole numbers from 1", "countdown --nfes 8,-1 --ckpt CKPT"),
+    ("--nfes takes whole numbers from 1", "order --nfes 1000000000"),
+    ("argument --nfes: '8,x' is not a list of whole numbers", "countdown --nfes 8,x"),
+    ("argument --nfes: '' is not a list of whole numbers", "countdown --nfes ''"),
+    ("argument --nfes: '2.5' is not a list", "countdown --nfes 2.5"),
+    ("--seeds takes whole numbers from 0", "countdown --seeds=-1"),
+    ("--seeds takes whole numbers from 0", "dependence --seeds=-3"),
+    ("--seeds takes whole numbers from 0", "countdown --seeds 99999999999999999999999"),
+    ("--samples takes whole numbers from 1", "countdown --samples 0 --ckpt CKPT"),
+    ("--samples takes whole numbers from 1", "countdown --samples=-5"),
+    ("--samples takes whole numbers from 1", "countdown --samples 1000000000000000000"),
+    ("argument --samples: invalid int value: 'many'", "countdown --samples many"),
+    ("--batch_size takes whole numbers from 1", "countdown --batch_size 0"),
+    ("--batch_size takes whole numbers from 1", "countdown --batch_size 1000000000000000000"),
+    ("unknown sampler 'nonsense'", "countdown --smoke --samplers nonsense --ckpt CKPT"),
+    ("argument --samplers: it is empty", "order --smoke --samplers ''"),
+    ("cannot read the sampler", "order --smoke --samplers 'tr_cie(grid=tau'"),
+    ("bridge.*masked", "countdown --smoke --samplers bridge --ckpt CKPT"),
+    ("text needs --ckpt", "text --smoke"),
+    ("the study order has no use for --ckpt", "order --ckpt CKPT"),
+    ("the study order has no use for --samples", "order --samples 0"),
+    ("the study order has no use for --data", "order --data files=corpus.txt"),
+    ("has no use for --samplers", "tuning --smoke --samplers euler --ckpt CKPT"),
+    ("the law of tweedie cannot be computed on the oracle", "order --smoke --samplers tweedie"),
+    ("from --nfes 3 on", "hamming --smoke --nfes 2,4 --ckpt CKPT"),
+    (r"countdown model: seeds x contexts need \d+ items of 12", "dependence --seeds 4 --ckpt CKPT"),
+    ("this model has a uniform source", f"dependence --smoke --ckpt {UNIFORM}"),
+    ("nowhere/model.ckpt", "countdown --smoke --ckpt nowhere/model.ckpt"),
+    ("tests", f"countdown --smoke --ckpt {Path(__file__).parent}"),
+    (Path(__file__).name, f"countdown --smoke --ckpt {__file__}"),
+    ("argument --ckpt: it is empty", "countdown --smoke --ckpt ''"),
+    ("argument --ckpt: expected at least one argument", "countdown --smoke --ckpt"),
+    ("argument --judge: it is empty", "countdown --smoke --judge ''"),
+    ("judge", "countdown --smoke --judge ngram --ckpt CKPT"),
+    ("--data takes KEY=VALUE, such as files=corpus.txt, not 'files'", "countdown --data files"),
+    ("--data takes KEY=VALUE", "countdown --data =corpus.txt"),
+    ("--data gives files twice", "countdown --data files=a --data files=b"),
+    ("is no YAML", "countdown --data 'files=[a'"),
+    ("length.*decided by the checkpoint", "countdown --data length=3 --ckpt CKPT"),
+    ("invalid choice: 'nonsense' .*countdown", "nonsense"),
+    ("invalid choice: ''", "''"),
+    ("unrecognized arguments: --sample", "countdown --sample 3"),
+]
 
-    ckpt = ("--ckpt", checkpoint)
-    uniform = str(SHIPPED / "countdown_uniform.ckpt")
-    refused("two checkpoints have a masked source", "countdown", "--smoke", *ckpt, checkpoint)
-    refused("whole numbers", "countdown", "--nfes", "0", *ckpt)
-    refused("unknown sampler 'nonsense'", "countdown", "--smoke", "--samplers", "nonsense", *ckpt)
-    refused("bridge.*masked", "countdown", "--smoke", "--samplers", "bridge", *ckpt)
-    refused("--samples, --batch_size and --nfes", "countdown", "--samples", "0", *ckpt)
-    refused("text needs --ckpt", "text", "--smoke")
-    refused("the study order has no use for --ckpt", "order", *ckpt)
-    refused("has no use for --samplers", "tuning", "--smoke", "--samplers", "euler", *ckpt)
-    refused(
-        "the law of tweedie cannot be computed on the oracle", "order", "--smoke", "--samplers", "tweedie"
-    )
-    refused("from --nfes 3 on", "hamming", "--smoke", "--nfes", "2,4", *ckpt)
-    refused(r"countdown model: seeds x contexts need \d+ items of 12", "dependence", "--seeds", "4", *ckpt)
-    refused("this model has a uniform source", "dependence", "--smoke", "--ckpt", uniform)
-    with pytest.raises(SystemExit):
-        main(["nonsense", "--out", str(tmp_path)])
-    assert "countdown" in capsys.readouterr().err
+
+@pytest.mark.parametrize(("match", "words"), REFUSED, ids=[words for _, words in REFUSED])
+def test_bad_requests(match, words, checkpoint, tmp_path, capsys):
+    """Each in a few lines without a traceback, before anything is written."""
+    arguments = shlex.split(words.replace("CKPT", checkpoint))
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments, "--out", str(tmp_path / "out")])
+    written = capsys.readouterr()
+    said = written.out + written.err + (stop.value.code if isinstance(stop.value.code, str) else "")
+    assert re.search(match, said), said
+    assert stop.value.code != 0
+    assert len(said.splitlines()) <= 10
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit, match=r"^error: cannot write to .*file .*; choose another one with --out"):
+        main(["order", "--smoke", "--out", str(tmp_path / "file")])
+    with pytest.raises(SystemExit, match="2"):
+        main(["order", "--smoke", "--out", ""])
+    assert "argument --out: it is empty" in capsys.readouterr().err
+
+
+def test_settings_of_the_data_are_words_of_the_command_line():
+    words = ["files=[a.txt, b.txt]", "seed=3", "text=a=b", "empty=", "share=0.5", "on=true"]
+    assert parsed(words) == {
+        "files": ["a.txt", "b.txt"],
+        "seed": 3,
+        "text": "a=b",
+        "empty": None,
+        "share": 0.5,
+        "on": True,
+    }
+    for word in ("a=[&x [1], *x]", "a=!!python/object:os.system x", "a=" + "[" * 100_000, "a-b=1", "=", ""):
+        with pytest.raises(SettingsError, match="--data"):
+            parsed([word])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ([], "name the pages"),
+        (["missing.md"], r"cannot read the page missing\.md"),
+        (["."], "cannot read the page"),
+        (["binary.md"], "cannot read the page"),
+        (["x.md"], "x= takes numbers"),
+        (["quote.md"], "cannot read the place of a table"),
+        (["nowhere.md"], r"there is no nowhere/results\.json"),
+    ],
+)
+def test_bad_pages(arguments, match, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    place = "<!-- table {} -->\n<!-- end -->\n"
+    Path("binary.md").write_bytes(b"\xff\xfe")
+    Path("x.md").write_text(place.format("folder masked m x=8,many"))
+    Path("quote.md").write_text(place.format('folder "masked m'))
+    Path("nowhere.md").write_text(place.format("nowhere masked m"))
+    with pytest.raises(SystemExit, match=f"^error: .*{match}"):
+        pages.main(arguments)
 
 
 # The committed results
@@ -333,7 +511,8 @@ def resumable(folder: Path) -> bool:
 @pytest.mark.parametrize(
     "folder", [folder for folder in FOLDERS if resumable(folder)], ids=lambda folder: folder.name
 )
-def test_the_command_of_committed_results_has_nothing_left_to_do(folder, tmp_path):
+def test_the_command_of_committed_results_has_nothing_left_to_do(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("tauflow.studies.base.save", lambda *arguments: None)
     results = Results.read(folder)
     results.save(tmp_path)
     arguments = parser().parse_args(shlex.split(results.commands[-1])[3:])

@@ -752,13 +752,13 @@ def test_sample_without_the_corpus(text_run, tmp_path):
     assert result.returncode == 1
 
 
-def test_statistics_that_are_missing_are_made_again(text_run, tmp_path, monkeypatch):
-    """From the corpus: the same ones, with the same validation items in the same order."""
-    monkeypatch.chdir(tmp_path)
+def test_statistics_that_are_missing_are_made_again(text_run, corpus_file, tmp_path):
+    """From the corpus that the user names: the same ones, with the same validation items in their order."""
+    data = {"files": str(corpus_file), "cache": str(tmp_path / "cache")}
     folder = shutil.copytree(text_run[0], tmp_path / "run")
     found = []
     for _ in range(2):
-        task = tauflow.load(folder / "best.ckpt").task
+        task = tauflow.load(folder / "best.ckpt", data=data).task
         task.setup("validate")
         items = [task.val_data[i]["tokens"] for i in range(len(task.val_data))]
         found.append(

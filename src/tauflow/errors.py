@@ -19,7 +19,25 @@ class NonFiniteLoss(TauflowError):
 
 
 class CheckpointError(TauflowError):
-    """A checkpoint is missing, damaged, foreign, not trusted or does not fit."""
+    """A checkpoint is missing, damaged, foreign, not trusted or does not fit.
+
+    What it quotes of the file is printable: no file writes control characters to a terminal.
+    """
+
+    def __init__(self, message: str):
+        super().__init__(printable(message))
+
+
+class WriteError(TauflowError):
+    """A file could not be written; `errno` says why, as that of an OSError."""
+
+    def __init__(self, message: str, errno: int | None = None):
+        super().__init__(message)
+        self.errno = errno
+
+
+class FolderInUse(TauflowError):
+    """Another process writes to the folder."""
 
 
 class SamplingError(TauflowError, ValueError):
@@ -32,3 +50,8 @@ class BadLogits(SamplingError):
     def __init__(self, message: str, t: "Tensor | None" = None):
         super().__init__(message)
         self.t = t
+
+
+def printable(text: str) -> str:
+    """Return text of an untrusted file without control characters."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

@@ -1,48 +1,62 @@
-"""Files that are written atomically."""
+"""Files that are written atomically, and folders that one process holds at a time."""
 
+import glob
 import hashlib
 import os
-import re
-import socket
+import secrets
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from tauflow.errors import TauflowError
+from filelock import FileLock, Timeout
 
-HOST = re.sub(r"\W", "-", socket.gethostname())
+from tauflow.errors import FolderInUse, TauflowError, WriteError
+
+LOCK = ".lock"  # in a folder that a process holds; it stays when the folder is released
+ABANDONED = 600.0  # seconds without a write after which an unfinished file belongs to a killed process
 
 
 @contextmanager
 def atomic(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a file that replaces `path` only when it is complete: a killed process leaves the old one."""
+    """Open a file that replaces `path` only when it is complete: a killed process leaves the old one.
+
+    Raises WriteError if it cannot be written; the old file is untouched then.
+    """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for old in path.parent.glob(f".{path.name}.{HOST}.*.unfinished"):
-        if not _alive(int(old.name.split(".")[-2])):
-            old.unlink(missing_ok=True)  # of a killed process
-    unfinished = path.with_name(f".{path.name}.{HOST}.{os.getpid()}.unfinished")
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.unfinished")
     try:
-        with open(unfinished, "wb") as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path)
+        with open(unfinished, "xb") as file:  # x: never a file or symbolic link that is there already
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        with suppress(OSError):  # what went wrong before says more
+            unfinished.unlink(missing_ok=True)
 
 
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+def _remove_abandoned(path: Path) -> None:
+    for name in glob.glob(f"{glob.escape(str(path.parent))}/.{glob.escape(path.name)}.*.unfinished"):
+        old = Path(name)
+        try:
+            if old.is_file() and not old.is_symlink() and time.time() - old.stat().st_mtime > ABANDONED:
+                old.unlink(missing_ok=True)
+        except OSError:
+            continue  # of another user: it is in nobody's way
+
+
+def _unwritable(path: Path, error: OSError) -> WriteError:
+    before = (
+        "the file that was there is untouched" if os.path.exists(path) else "no half-written file is left"
+    )
+    return WriteError(f"cannot write {path} ({error.strerror or error}); {before}", error.errno)
 
 
 def digest(path: str | Path) -> str:
@@ -54,6 +68,27 @@ def digest(path: str | Path) -> str:
 def write(path: str | Path, text: str) -> None:
     with atomic(path) as file:
         file.write(text.encode())
+
+
+@contextmanager
+def held(folder: str | Path, advice: str) -> Iterator[None]:
+    """Hold a folder for this process; raise FolderInUse with the advice if another process holds it.
+
+    The system releases it when the process ends, however it ends.
+    """
+    lock = FileLock(Path(folder) / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise FolderInUse(f"another process is writing to {folder}; {advice}") from None
+    except OSError as error:
+        raise _unwritable(Path(folder) / LOCK, error) from error
+    except NotImplementedError as error:
+        raise TauflowError(f"{folder} is on a file system without locks ({error}); choose another") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def refuse_unwritable(folder: Path, advice: str) -> None:

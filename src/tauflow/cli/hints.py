@@ -135,8 +135,14 @@ def _about_value(key: str, message: str) -> str:
     wanted = [_in_words(each) for each in dict.fromkeys(expected) if "NoneType" not in each]
     if wanted and got:
         return f"--{key} must be {' or '.join(wanted)}, got {next(filter(None, got.groups()), 'nothing')}"
+    said = essence(message)
+    return f"--{key}: {said}" if said else message
+
+
+def essence(message: str) -> str:
+    """Return what a report of the parser says after its first line, without what every report says."""
     lines = [line.strip(" -") for line in message.splitlines()[1:] if not re.search(NOISE, line)]
-    return f"--{key}: " + "; ".join(dict.fromkeys(filter(None, lines))) if lines else message
+    return "; ".join(dict.fromkeys(filter(None, lines)))
 
 
 def _in_words(kind: str) -> str:

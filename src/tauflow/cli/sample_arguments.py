@@ -1,11 +1,12 @@
 """The arguments of `python sample.py`, and what it says of unknown ones. Imports nothing heavy."""
 
 import argparse
+import math
 import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tauflow.errors import SettingsError
 from tauflow.samplers import SAMPLERS, SETS, split_specs
@@ -55,9 +56,36 @@ def epilog() -> str:
     return "\n".join(lines)
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without a screen of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n")
+
+
+def given(word: str) -> str:
+    """Return a value as it is; refuse an empty one, which would be taken for none."""
+    if not word.strip():
+        raise argparse.ArgumentTypeError("the value is empty; give one, or drop the flag")
+    return word
+
+
+def given_path(word: str) -> Path:
+    return Path(given(word))
+
+
+def text(word: str) -> str:
+    """Return text; refuse bytes that are no UTF-8, which Python keeps as surrogates."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{word!a} is no valid Unicode; write it as UTF-8") from None
+    return word
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    found = argparse.ArgumentParser(
+    found = Parser(
         "sample.py",
         description=DESCRIPTION,
         epilog=epilog(),
@@ -67,10 +95,20 @@ def parser() -> argparse.ArgumentParser:
     what = found.add_argument_group("what to sample")
     add_model_arguments(what)
     what.add_argument(
-        "--sampler", nargs="+", default=["auto"], metavar="SPEC", help="see below (default auto)"
+        "--sampler",
+        type=given,
+        nargs="+",
+        default=["auto"],
+        metavar="SPEC",
+        help="see below (default auto)",
     )
     what.add_argument(
-        "--nfe", nargs="+", default=["32"], metavar="N", help="budgets of network evaluations (default 32)"
+        "--nfe",
+        type=given,
+        nargs="+",
+        default=["32"],
+        metavar="N",
+        help="budgets of network evaluations (default 32)",
     )
     what.add_argument(
         "--num_samples", type=int, default=64, metavar="N", help="samples of each cell (default 64)"
@@ -79,42 +117,61 @@ def parser() -> argparse.ArgumentParser:
         "--batch_size", type=int, default=16, metavar="N", help="samples drawn together (default 16)"
     )
     what.add_argument("--seed", type=int, default=0, help="seed of everything that is drawn (default 0)")
-    what.add_argument(
-        "--prompt", metavar="TEXT", help='known start of every sample; for countdown "31 30 _ 28"'
-    )
-    what.add_argument(
-        "--infill", metavar="TEXT", help='text with blanks of _, one for each token: "We the ____ of"'
-    )
-    what.add_argument(
-        "--condition", metavar="TEXT", help="what the samples are asked to be, in the task's words"
-    )
-    what.add_argument(
-        "--guidance",
-        nargs="+",
-        default=[],
-        metavar="W",
-        help="weights of guidance by the condition; 1 turns it off",
-    )
-    what.add_argument("--unconditional", type=Path, metavar="PATH", help="checkpoint to guide away from")
-    what.add_argument("--temperature", type=float, default=1.0, help="divides the logits (default 1)")
-    what.add_argument(
-        "--learn_order", action="store_true", help="learn an order for learned_order first, and keep it"
-    )
+    add_request_arguments(what)
     add_result_arguments(found)
     add_device_arguments(found)
     return found
 
 
+def add_request_arguments(group: Any) -> None:
+    """Add the arguments that say what the samples are asked to be."""
+    group.add_argument(
+        "--prompt", type=text, metavar="TEXT", help='known start of every sample; for countdown "31 30 _ 28"'
+    )
+    group.add_argument(
+        "--infill",
+        type=text,
+        metavar="TEXT",
+        help='text with blanks of _, one for each token: "We the ____ of"',
+    )
+    group.add_argument(
+        "--condition", type=text, metavar="TEXT", help="what the samples are asked to be, in the task's words"
+    )
+    group.add_argument(
+        "--guidance",
+        type=given,
+        nargs="+",
+        default=[],
+        metavar="W",
+        help="weights of guidance by the condition; 1 turns it off",
+    )
+    group.add_argument(
+        "--unconditional", type=given_path, metavar="PATH", help="checkpoint to guide away from"
+    )
+    group.add_argument("--temperature", type=float, default=1.0, help="divides the logits (default 1)")
+    group.add_argument(
+        "--learn_order", action="store_true", help="learn an order for learned_order first, and keep it"
+    )
+
+
 def add_device_arguments(found: argparse.ArgumentParser) -> None:
     """Add the arguments that say where to compute, and how precisely."""
     where = found.add_argument_group("where to compute")
-    where.add_argument("--device", metavar="NAME", help="one device: cpu, cuda, cuda:1, mps")
+    where.add_argument("--device", type=given, metavar="NAME", help="one device: cpu, cuda, cuda:1, mps")
     where.add_argument(
-        "--accelerator", default="auto", metavar="NAME", help="kind of device: auto, cpu, cuda, mps"
+        "--accelerator",
+        type=given,
+        default="auto",
+        metavar="NAME",
+        help="kind of device: auto, cpu, cuda, mps",
     )
     where.add_argument("--devices", type=int, default=1, metavar="N", help="share the samples over N devices")
     where.add_argument(
-        "--strategy", default="auto", metavar="NAME", help="how devices share the work, such as ddp"
+        "--strategy",
+        type=given,
+        default="auto",
+        metavar="NAME",
+        help="how devices share the work, such as ddp",
     )
     where.add_argument(
         "--precision",
@@ -128,19 +185,30 @@ def add_model_arguments(group: Any) -> None:
     """Add the arguments that say which model is meant."""
     group.add_argument(
         "--ckpt",
-        type=Path,
+        type=given_path,
         metavar="PATH",
         help="checkpoint; by default the best of the newest run, or a shipped one",
     )
     group.add_argument(
         "--classes",
+        type=given,
         nargs="+",
         default=[],
         metavar="NAME",
         help="classes of your own that it may name: module.Class or file.py:Class",
     )
     group.add_argument(
-        "--judge", metavar="NAMES", help="judges of text: ngram, smollm2, a causal model of transformers"
+        "--data",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="setting of its task that a file does not decide, such as files=corpus.txt; repeat for more",
+    )
+    group.add_argument(
+        "--judge",
+        type=given,
+        metavar="NAMES",
+        help="judges of text: ngram, smollm2, a causal model of transformers",
     )
 
 
@@ -149,7 +217,7 @@ def add_result_arguments(found: argparse.ArgumentParser) -> None:
     out = found.add_argument_group("results")
     out.add_argument(
         *("--out", "-o"),
-        type=Path,
+        type=given_path,
         metavar="DIR",
         help="write tables, a plot and samples there; an unfinished one resumes",
     )
@@ -194,23 +262,29 @@ def _suggested(name: str, value: str, samplers: Sequence[str]) -> str:
     return f"{owner}({name}={value or example})"
 
 
-def numbers(words: Sequence[str]) -> list[int]:
-    """Return whole numbers from words, in which commas may stand."""
+def numbers(words: Sequence[str], flag: str) -> list[int]:
+    """Return the whole numbers of a flag from its words, in which commas may stand."""
     try:
-        return [int(part) for part in _parts(words)]
+        found = [int(part) for part in _parts(words)]
     except ValueError:
-        raise SettingsError(f"{' '.join(words)!r} is not a list of whole numbers such as 8 16 32") from None
+        found = []
+    if not found:
+        raise SettingsError(f"{flag}: {' '.join(words)!r} is not a list of whole numbers such as 8 16 32")
+    return found
 
 
 def weights(words: Sequence[str]) -> list[float]:
     """Return guidance weights from words, in which commas may stand."""
     try:
-        return [float(part) for part in _parts(words)]
+        found = [float(part) for part in _parts(words)]
     except ValueError:
+        found = []
+    if words and not (found and all(map(math.isfinite, found))):
         raise SettingsError(
             f"--guidance takes weights such as 1 2 4, not {' '.join(words)!r}; the checkpoint to guide away "
             "from is --unconditional PATH"
-        ) from None
+        )
+    return found
 
 
 def _parts(words: Sequence[str]) -> list[str]:

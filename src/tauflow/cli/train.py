@@ -1,36 +1,37 @@
 """`python train.py`, configured by YAML files and flags that are the typed constructors themselves."""
 
 import logging
+import math
 import re
 import sys
 import warnings
 from argparse import RawDescriptionHelpFormatter
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from jsonargparse import ArgumentError, DefaultHelpFormatter, Namespace
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from tauflow.cli.hints import cannot_be_made, explained
-from tauflow.cli.resume import refuse_finished, resolve, upgraded_configs
-from tauflow.errors import SettingsError, TauflowError
-from tauflow.evaluation.callback import SamplerEvaluation, fast_dev_run
+from tauflow import files
+from tauflow.cli.configs import prepared
+from tauflow.cli.ending import callback_of, conclude, quiet_threads, safe, say, unwritten
+from tauflow.cli.hints import cannot_be_made, essence, explained
+from tauflow.cli.resume import Resumed, resolve
+from tauflow.cli.runs import run_folder
+from tauflow.errors import CheckpointError, SettingsError, TauflowError
+from tauflow.evaluation.callback import SamplerEvaluation, owes_evaluation
 from tauflow.evaluation.evaluate import SamplerGrid
 from tauflow.evaluation.measure import Sampling
-from tauflow.evaluation.tables import print_results
-from tauflow.files import refuse_unwritable
+from tauflow.ranks import watched
 from tauflow.tasks import Task
 from tauflow.tasks.data import TaskData
 from tauflow.train.callbacks import Checkpoints, GracefulStop, Progress, Throughput
 from tauflow.train.checkpoints import AtomicCheckpointIO, read, refuse_foreign_classes
 from tauflow.train.messages import LogLines, Summary
 from tauflow.train.module import DFMModule
-from tauflow.train.resume import refuse_other_settings
+from tauflow.train.resume import refuse_other_settings, refuse_unresumable
 from tauflow.train.trained import CLASSES, Trained
 
 DEFAULT_CONFIG = Path(__file__).parents[3] / "configs" / "countdown.yaml"
@@ -52,11 +53,16 @@ NOISE = [  # warnings of Lightning that are no news here
     ".*LeafSpec.*deprecated.*",
     ".*recommended to use `self.log.*sync_dist=True.*",  # they are reduced before they are logged
     ".*smaller than the logging interval.*",  # epochs may be short, steps are logged by their own count
+    ".*Experiment logs directory .* is not empty.*",  # what CSVLogger would remove has been renamed
 ]
 NEWS = r".*(litlogger|litmodels|available: .*, us(ed|ing):|Loading `train_dataloader`)"  # of its log
-
-
-C = TypeVar("C", bound=Callback)
+AT_LEAST = {  # of Lightning's settings that it does not check itself
+    **{"accumulate_grad_batches": 1, "check_val_every_n_epoch": 1, "log_every_n_steps": 0, "max_epochs": -1},
+    **{"gradient_clip_val": 0, "max_steps": -1, "min_steps": 0, "min_epochs": 0, "num_nodes": 1},
+    **{"num_sanity_val_steps": -1},
+}
+MOST = 2**53  # of a count
+SEEDS = 2**32
 
 
 class HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
@@ -80,7 +86,6 @@ class TauflowCLI(LightningCLI):
                 "allow_abbrev": False,
             },
             save_config_callback=SaveConfig,
-            save_config_kwargs={"overwrite": True},  # a resumed run writes its settings again
             load_from_checkpoint_support=False,  # tauflow.load does, without calling what a file names
         )
 
@@ -112,6 +117,8 @@ class TauflowCLI(LightningCLI):
             if reason:
                 raise SettingsError(reason) from error
             raise
+        except ValueError as error:  # of a class, within a report of the parser
+            raise SettingsError(essence(str(error)) or str(error)) from error
         self._refuse_unevaluable(self.datamodule)
         self.datamodule = TaskData(self.datamodule)
 
@@ -123,7 +130,7 @@ class TauflowCLI(LightningCLI):
 
     def _refuse_unevaluable(self, task: Task) -> None:
         """Refuse what cannot be evaluated before the run has a folder."""
-        asked = _callback(self.trainer, SamplerEvaluation)
+        asked = callback_of(self.trainer, SamplerEvaluation)
         if asked.every_n_validations:
             sampling = Sampling(asked.num_samples, asked.batch_size, asked.seed, asked.show)
             trained = Trained(self.model.model(), task)
@@ -136,6 +143,9 @@ class TauflowCLI(LightningCLI):
             raise SettingsError(explained(parser, str(error))) from None
         except SyntaxError as error:
             raise SettingsError(f"cannot import a class of the configuration: SyntaxError: {error}") from None
+        seed = self.config.get("seed_everything", 0)  # it is not there when only help is asked for
+        if not isinstance(seed, bool) and not 0 <= seed < SEEDS:
+            raise SettingsError(f"--seed_everything must be 0 to {SEEDS - 1}, got {seed}")
 
     def before_instantiate_classes(self) -> None:
         config = self.config.trainer
@@ -144,25 +154,26 @@ class TauflowCLI(LightningCLI):
                 "a run is recorded in a folder of its own: drop --trainer.logger for TensorBoard, or name "
                 "another logger"
             )
-        root = Path(config.default_root_dir or ".")
+        refuse_out_of_range(config)
         self.resumed: Resumed | None = None
-        path = resolve(self.config.ckpt_path, root)
+        self.only_evaluates = False
+        path = resolve(self.config.ckpt_path, self._root)
         if path is not None:
             self.resumed = Resumed(path, read(path))
-            refuse_finished(self.resumed.checkpoint, path, config)
-        in_place = self.resumed is not None and self.resumed.in_place
-        folder = path.parent if path is not None and in_place else root
-        refuse_unwritable(folder, "choose another folder with --trainer.default_root_dir")
+            refuse_unresumable(self.resumed.checkpoint, path)
+            finished = self.resumed.finished(config)
+            evaluates = bool(self.config.evaluation.every_n_validations)
+            self.only_evaluates = bool(finished) and evaluates and owes_evaluation(self.resumed.checkpoint)
+            if finished and not self.only_evaluates:
+                raise CheckpointError(f"{path} is finished: {finished}")
+
+    @property
+    def _root(self) -> Path:
+        return Path(self.config.trainer.default_root_dir or ".")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config.trainer
-        if config.logger in (None, True):
-            place: dict[str, Any] = {"save_dir": config.default_root_dir or "."}
-            if self.resumed is not None and self.resumed.in_place:
-                folder = self.resumed.folder
-                step = self.resumed.checkpoint["global_step"]
-                place = {"save_dir": folder.parent, "version": folder.name, "purge_step": step + 1}
-            kwargs["logger"] = TensorBoardLogger(**place, name="", default_hp_metric=False)
+        kwargs["logger"] = False  # they are made when the folder of the run is
         plugins = config.plugins or []
         kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
         # by default Summary says it in a few lines
@@ -170,40 +181,49 @@ class TauflowCLI(LightningCLI):
         with_bar = config.enable_progress_bar is not False and sys.stdout.isatty()
         kwargs["enable_progress_bar"] = with_bar  # LogLines speaks where there is no terminal
         bar = [Progress()] if with_bar else []
-        lines = LogLines(always=not with_bar)
-        self.trainer_defaults = {"callbacks": [GracefulStop(), Throughput(), Summary(), lines, *bar]}
-        return super().instantiate_trainer(**kwargs)
+        said: list[Callback] = [Summary(), LogLines(always=not with_bar)]
+        if self.only_evaluates and self.resumed:
+            kwargs |= {"max_steps": self.resumed.step + 1, "max_epochs": -1}
+            said = [OnlyEvaluate()]
+        self.trainer_defaults = {"callbacks": [GracefulStop(), Throughput(), *said, *bar]}
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except (TypeError, ValueError, MisconfigurationException) as error:
+            raise SettingsError(f"the trainer cannot be made: {' '.join(str(error).split())}") from error
 
     def fit(self) -> None:
         """Train; a resumed run only if its checkpoint is trusted and has the same settings."""
-        path = None
-        if self.resumed is not None:
-            path = self.resumed.path
+        resumed = self.resumed
+        if resumed is not None:
             task = self.datamodule.task
-            refuse_foreign_classes(self.resumed.checkpoint, (*CLASSES, *own_classes(self.model, task)), path)
+            foreign = (*CLASSES, *own_classes(self.model, task))
+            refuse_foreign_classes(resumed.checkpoint, foreign, resumed.path)
             accumulate = self.trainer.accumulate_grad_batches
-            refuse_other_settings(self.resumed.checkpoint, path, self.model, task, accumulate)
-            self.resumed = None  # the checkpoint is read again by the trainer
-        self.trainer.fit(self.model, self.datamodule, ckpt_path=path, weights_only=True)
+            refuse_other_settings(resumed.checkpoint, resumed.path, self.model, task, accumulate)
+        path = resumed.path if resumed is not None else None
+        with run_folder(self.trainer, self.config.trainer.logger, self._root, resumed):
+            self.resumed = resumed = None  # the checkpoint is read again by the trainer
+            with watched(lambda: safe(self.trainer)):
+                self.trainer.fit(self.model, self.datamodule, ckpt_path=path, weights_only=True)
 
 
-@dataclass(frozen=True)
-class Resumed:
-    """A checkpoint that training continues from."""
+class OnlyEvaluate(Callback):
+    """Ends a run that is trained to its end when the evaluation that it owes has been made."""
 
-    path: Path
-    checkpoint: dict[str, Any]
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        say("training is finished; the evaluation at its end was not, and is made now")
+        trainer.should_stop = True
 
-    @property
-    def in_place(self) -> bool:
-        """Return whether the run continues in its folder, from its last checkpoint; others begin anew."""
-        return self.path.name == "last.ckpt" and (self.path.parent / "config.yaml").exists()
 
-    @property
-    def folder(self) -> Path:
-        """Return the folder of the run, with a name."""
-        folder = self.path.parent
-        return folder if folder.name not in ("", "..") else self.path.resolve().parent
+def refuse_out_of_range(trainer: Namespace) -> None:
+    """Raise for settings of Lightning's trainer that would train nothing, or fail late."""
+    for name, least in AT_LEAST.items():
+        value = trainer.get(name)
+        if value is not None and not (math.isfinite(value) and least <= value <= MOST):
+            raise SettingsError(f"--trainer.{name} must be {least} to {MOST}, got {value}")
+    for name in ("max_steps", "max_epochs", "val_check_interval", "default_root_dir"):
+        if trainer.get(name) in (0, ""):
+            raise SettingsError(f"--trainer.{name} must not be 0 or empty; drop it")
 
 
 def own_classes(model: DFMModule, task: Task) -> list[type]:
@@ -213,19 +233,20 @@ def own_classes(model: DFMModule, task: Task) -> list[type]:
 
 
 class SaveConfig(SaveConfigCallback):
-    """Drops where a run was resumed from, so that its config.yaml repeats it from the beginning."""
+    """Writes config.yaml atomically, without where the run was resumed from: it repeats all of it."""
 
-    def __init__(self, parser: LightningArgumentParser, config: Namespace, **kwargs: Any):
-        config = config.clone()
-        config.ckpt_path = None
-        super().__init__(parser, config, **kwargs)
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        folder = trainer.log_dir  # asked on all ranks: it is broadcast
+        if trainer.is_global_zero and folder:
+            config = self.config.clone()
+            config.ckpt_path = None
+            files.write(Path(folder) / self.config_filename, self.parser.dump(config, skip_none=False))
 
 
 def train() -> None:
     """Run train.py; exit with a message instead of a traceback where the user can fix the cause."""
     if not any(arg in ("-c", "--config") or arg.startswith("--config=") for arg in sys.argv[1:]):
         sys.argv[1:1] = ["--config", str(DEFAULT_CONFIG)]
-    sys.argv[1:] = upgraded_configs(sys.argv[1:])
     sys.path.append(str(Path.cwd()))  # for classes of the user's own, named in the configuration
     for message in NOISE:
         warnings.filterwarnings("ignore", message=message)
@@ -234,48 +255,24 @@ def train() -> None:
     )
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without ± shows ? instead
     try:
+        sys.argv[1:] = prepared(sys.argv[1:])
         cli = TauflowCLI()
     except (TauflowError, MisconfigurationException, ValueError) as error:
         sys.exit(f"error: {error}")
-    if not fast_dev_run(cli.trainer):
-        _say(f"run folder  {cli.trainer.log_dir}")
-        _say(f"watch it    tensorboard --logdir {cli.trainer.default_root_dir}")
+    except KeyboardInterrupt:
+        say("stopped before training began; nothing was saved")
+        sys.exit(130)
+    quiet_threads()
     try:
         cli.fit()
-    except TauflowError as error:
-        sys.exit(f"error: {error}")
-    sys.exit(_conclude(cli))
-
-
-@rank_zero_only
-def _say(text: str) -> None:
-    print(text, flush=True)
-
-
-def _conclude(cli: TauflowCLI) -> int:
-    """Say where everything is; return the exit code, 0 if training reached its end."""
-    trainer = cli.trainer
-    files = _callback(trainer, Checkpoints)
-    evaluation = _callback(trainer, SamplerEvaluation)
-    stopped_by = _callback(trainer, GracefulStop).stopped_by
-    if trainer.is_global_zero and evaluation.results:
-        print_results(evaluation.results)
-        _say(f"evaluation  {evaluation.seconds:.0f} s in total")
-        if not fast_dev_run(trainer):
-            _say(f"samplers    {evaluation.folder}  (the tables above, samples, plot)")
-    if files.best_step is not None and not fast_dev_run(trainer):
-        score = f"{files.monitor} {files.best_score:.5g} at step {files.best_step}"
-        _say(f"best        {files.best_path}  ({score})")
-    if files.last_path.exists() and not fast_dev_run(trainer):
-        _say(f"last        {files.last_path}  (step {trainer.global_step})")
-        _say(f"watch       tensorboard --logdir {trainer.default_root_dir}")
-    if stopped_by or trainer.interrupted:
-        command = f"python train.py -c {files.folder}/config.yaml --ckpt_path {files.last_path}"
-        _say(f"stopped at step {trainer.global_step}; to resume: {command}")
-        return 130
-    return 0
-
-
-def _callback(trainer: Trainer, kind: type[C]) -> C:
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]  # set by a connector of Lightning
-    return next(callback for callback in callbacks if isinstance(callback, kind))
+    except SystemExit:  # of Lightning, when it is asked twice to stop
+        if not cli.trainer.interrupted:
+            raise
+    except Exception as error:
+        lost = unwritten(error)
+        if lost:
+            sys.exit(f"error: {lost}; {safe(cli.trainer)}")
+        if isinstance(error, TauflowError):
+            sys.exit(f"error: {error}")
+        raise
+    sys.exit(conclude(cli.trainer))

@@ -4,6 +4,7 @@ Guidance and temperature are denoisers around a denoiser. `adapters` holds other
 """
 
 from tauflow.denoise.adapters import from_masked_lm, from_probabilities
+from tauflow.denoise.batches import BatchedDenoiser
 from tauflow.denoise.denoiser import (
     DROPPED,
     CallableDenoiser,
@@ -20,6 +21,7 @@ from tauflow.denoise.model import Model
 
 __all__ = [
     "DROPPED",
+    "BatchedDenoiser",
     "CallableDenoiser",
     "CountingDenoiser",
     "Denoiser",

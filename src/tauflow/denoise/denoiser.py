@@ -19,11 +19,13 @@ from tauflow.denoise.evaluation import (
     HiddenEvaluation,
     LogitsEvaluation,
     TemperedEvaluation,
+    Wrapped,
     drop_mask,
 )
 from tauflow.errors import BadLogits, SamplingError
 
 DROPPED = -1  # of a condition: not given
+LARGEST = 1e6  # temperature or guidance weight: far more, and float32 overflows instead of the model
 
 
 class Denoiser(ABC):
@@ -35,7 +37,10 @@ class Denoiser(ABC):
 
     @abstractmethod
     def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
-        """Evaluate the network once at states x (B, D), times t (B,) and a condition (B, C)."""
+        """Evaluate the network once at states x (B, D), times t (B,) and a condition (B, C).
+
+        They are the sampler's own: a denoiser does not write into them.
+        """
 
     @property
     def device(self) -> torch.device:
@@ -46,18 +51,20 @@ class Denoiser(ABC):
 class SplitDenoiser(Denoiser):
     """A network with hidden(x, t) -> (B, D, W) and head(rows) -> (..., V); gradients are never kept.
 
-    A network that says `conditions`, a size for each column, is called as hidden(x, t, condition).
+    A network that says `conditions`, a size for each column, is called as hidden(x, t, condition). It is
+    given copies, which it may overwrite. `masked` says that it may give V + 1 logits, the mask last.
     """
 
-    def __init__(self, network: Any, num_tokens: int | None = None):
+    def __init__(self, network: Any, num_tokens: int | None = None, masked: bool = False):
         self.network = network
         self.num_tokens = num_tokens
+        self.masked = masked
         self.conditions = tuple(getattr(network, "conditions", ()))
 
     @torch.no_grad()
     def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
-        given = (_given(condition, x, self.conditions),) if self.conditions else ()
-        return HiddenEvaluation(self.network.head, self.network.hidden(x, t, *given), self.num_tokens)
+        hidden = self.network.hidden(*_copies(x, t, condition, self.conditions))
+        return HiddenEvaluation(self.network.head, hidden, self.num_tokens, self.masked)
 
     @property
     def device(self) -> torch.device:
@@ -65,26 +72,27 @@ class SplitDenoiser(Denoiser):
 
 
 class CallableDenoiser(Denoiser):
-    """Any callable (x (B, D) int64, t (B,) float) -> logits (B, D, V), or (B, D, V + 1) with the mask last.
+    """Any callable (x (B, D) int64, t (B,) float) -> logits (B, D, V).
 
-    A callable that says `conditions`, a size for each column, is called with (x, t, condition).
+    A callable that says `conditions`, a size for each column, is called with (x, t, condition). It is given
+    copies, which it may overwrite. `masked` says that it may give (B, D, V + 1) with the mask last.
     """
 
-    def __init__(self, function: Callable[..., Tensor], num_tokens: int):
+    def __init__(self, function: Callable[..., Tensor], num_tokens: int, masked: bool = False):
         self.function = function
         self.num_tokens = num_tokens
+        self.masked = masked
         self.conditions = tuple(getattr(function, "conditions", ()))
 
     @torch.no_grad()
     def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
-        given = (_given(condition, x, self.conditions),) if self.conditions else ()
-        logits = self.function(x, t, *given)
+        logits = self.function(*_copies(x, t, condition, self.conditions))
         if not isinstance(logits, Tensor) or logits.shape[:2] != x.shape or logits.ndim != 3:
             got = str(tuple(logits.shape)) if isinstance(logits, Tensor) else type(logits).__name__
             raise BadLogits(
                 f"the denoiser must return logits of shape {(*x.shape, self.num_tokens)}, got {got}"
             )
-        return LogitsEvaluation(drop_mask(logits, self.num_tokens))
+        return LogitsEvaluation(drop_mask(logits, self.num_tokens, self.masked))
 
     @property
     def device(self) -> torch.device:
@@ -114,16 +122,28 @@ class GuidedDenoiser(Wrapper):
     it keeps its conditional log-probability (weight >= 1), or is impossible (less).
     """
 
+    unconditional: Denoiser | None
+    weight: float
+
     def __init__(self, conditional: Denoiser, unconditional: Denoiser | None, weight: float):
         super().__init__(conditional)
         self.unconditional = unconditional
-        self.weight = weight
+        self.weight = checked_weight(weight)
         self.forwards = conditional.forwards + (unconditional or conditional).forwards
 
     def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
-        first = self.denoiser.evaluate(x, t, condition)
+        first = self.denoiser.evaluate(x, t, condition).kept()  # both may be one network
         second = (self.unconditional or self.denoiser).evaluate(x, t, None)
         return GuidedEvaluation(first, second, self.weight)
+
+
+def checked_weight(weight: float) -> float:
+    """Return a guidance weight; refuse one that is no finite number."""
+    if not isinstance(weight, Real) or not abs(weight) <= LARGEST:
+        raise SamplingError(
+            f"the guidance weight must be a finite number up to {LARGEST:g}, got {weight!r}; 1 is no guidance"
+        )
+    return float(weight)
 
 
 class TemperedDenoiser(Wrapper):
@@ -133,11 +153,12 @@ class TemperedDenoiser(Wrapper):
 
     def __init__(self, denoiser: Denoiser, temperature: float):
         super().__init__(denoiser)
-        if not isinstance(temperature, Real) or not temperature > 0:
+        if not isinstance(temperature, Real) or not 1 / LARGEST <= temperature <= LARGEST:
             raise SamplingError(
-                f"temperature must be above 0, got {temperature!r}; a small one such as 0.1 is nearly greedy"
+                f"temperature must be above 0, from {1 / LARGEST:g} to {LARGEST:g}, got {temperature!r}; a "
+                "small one such as 0.1 is nearly greedy"
             )
-        self.temperature = temperature
+        self.temperature = float(temperature)
 
     def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
         return TemperedEvaluation(self.denoiser.evaluate(x, t, condition), self.temperature)
@@ -174,14 +195,13 @@ class TimedDenoiser(Wrapper):
         return TimedEvaluation(self.timed(lambda: self.denoiser.evaluate(x, t, condition)), self)
 
 
-class TimedEvaluation(Evaluation):
+class TimedEvaluation(Wrapped):
     def __init__(self, evaluation: Evaluation, timer: TimedDenoiser):
-        self.shape = evaluation.shape
-        self._evaluation = evaluation
+        super().__init__(evaluation)
         self._timer = timer
 
     def logits(self, index: Tensor | slice) -> Tensor:
-        return self._timer.timed(lambda: self._evaluation.logits(index))
+        return self._timer.timed(lambda: self._evaluations[0].logits(index))
 
 
 def now() -> float:
@@ -191,8 +211,11 @@ def now() -> float:
     return time.perf_counter()
 
 
-def denoiser_from(model: Any, num_tokens: int) -> Denoiser:
-    """Return a Denoiser from itself, a network with hidden() and head(), or any callable (x, t) -> logits."""
+def denoiser_from(model: Any, num_tokens: int, masked: bool = False) -> Denoiser:
+    """Return a Denoiser from itself, a network with hidden() and head(), or any callable (x, t) -> logits.
+
+    `masked` says that the process has a mask, whose column of the logits is dropped.
+    """
     if isinstance(model, Denoiser):
         if model.num_tokens not in (None, num_tokens):
             raise BadLogits(
@@ -201,17 +224,23 @@ def denoiser_from(model: Any, num_tokens: int) -> Denoiser:
             )
         return model
     if hasattr(model, "hidden") and hasattr(model, "head"):
-        return SplitDenoiser(model, num_tokens)
+        return SplitDenoiser(model, num_tokens, masked)
     if callable(model):
-        return CallableDenoiser(model, num_tokens)
+        return CallableDenoiser(model, num_tokens, masked)
     known = "a Denoiser, a network with hidden() and head(), or a callable (x, t) -> logits"
     raise TypeError(f"a denoiser is {known}, not {type(model).__name__}")
 
 
-def _given(condition: Tensor | None, x: Tensor, conditions: tuple[int, ...]) -> Tensor:
+def _copies(
+    x: Tensor, t: Tensor, condition: Tensor | None, conditions: tuple[int, ...]
+) -> tuple[Tensor, ...]:
+    """Return what a network is called with, which it may overwrite."""
+    copies = x.clone(), t.clone()
+    if not conditions:
+        return copies
     if condition is None:
-        return torch.full((len(x), len(conditions)), DROPPED, device=x.device)
-    return condition.to(x.device)
+        return *copies, torch.full((len(x), len(conditions)), DROPPED, device=x.device)
+    return *copies, condition.to(x.device, copy=True)
 
 
 def _device_of(model: Any) -> torch.device:

@@ -10,9 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tauflow.denoise.denoiser import Denoiser, GuidedDenoiser, TemperedDenoiser, denoiser_from
+from tauflow.denoise.denoiser import (
+    Denoiser,
+    GuidedDenoiser,
+    TemperedDenoiser,
+    checked_weight,
+    denoiser_from,
+)
 from tauflow.errors import SamplingError
 from tauflow.process import Process
+
+MOST_COORDINATES = 2**31  # of all samples of one call
 
 
 @dataclass(frozen=True, init=False)
@@ -44,7 +52,7 @@ class Model:
                 f"process must be a Process, such as Mixture(Masked(V), 'linear'), got {process!r}"
             )
         sizes = checked_shape(shape)
-        object.__setattr__(self, "denoiser", denoiser_from(denoiser, process.num_tokens))
+        object.__setattr__(self, "denoiser", denoiser_for(denoiser, process))
         object.__setattr__(self, "process", process)
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "order", checked_order(order, math.prod(sizes)))
@@ -71,10 +79,7 @@ class Model:
         its condition dropped: classifier-free guidance, for a network trained with `condition_dropout`. An
         evaluation takes two forwards either way.
         """
-        if not isinstance(weight, int | float) or not math.isfinite(weight):
-            raise SamplingError(
-                f"the guidance weight must be a finite number, got {weight!r}; 1 is no guidance"
-            )
+        weight = checked_weight(weight)
         other = unconditional
         if isinstance(unconditional, Model):
             if unconditional.kind != self.kind:
@@ -84,17 +89,22 @@ class Model:
                 )
             other = unconditional.denoiser
         if other is not None:
-            other = denoiser_from(other, self.process.num_tokens)
+            other = denoiser_for(other, self.process)
         elif not self.conditions:
             raise SamplingError(
                 "this network takes no condition, so there is nothing to guide by; train one with "
                 "conditions, or give the unconditional model (sample.py --unconditional PATH)"
             )
-        return dataclasses.replace(self, denoiser=GuidedDenoiser(self.denoiser, other, float(weight)))
+        return dataclasses.replace(self, denoiser=GuidedDenoiser(self.denoiser, other, weight))
 
     def tempered(self, temperature: float) -> "Model":
         """Return the model with its logits divided by a temperature."""
         return dataclasses.replace(self, denoiser=TemperedDenoiser(self.denoiser, temperature))
+
+
+def denoiser_for(model: Any, process: Process) -> Denoiser:
+    """Return a denoiser for a process; a mask has a column of logits only where there is one."""
+    return denoiser_from(model, process.num_tokens, process.num_states > process.num_tokens)
 
 
 def checked_shape(shape: Any) -> tuple[int, ...]:
@@ -106,7 +116,17 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
         numbers = ()
     if not numbers or min(numbers) < 1:
         raise SamplingError(f"shape must be the sizes of a sample such as (256,) or (28, 28), got {shape!r}")
+    refuse_too_many(math.prod(numbers), f"a sample of the shape {numbers}")
     return numbers
+
+
+def refuse_too_many(coordinates: int, what: str) -> None:
+    """Raise if so many coordinates cannot be sampled at once."""
+    if coordinates > MOST_COORDINATES:
+        raise SamplingError(
+            f"{what} has {coordinates} coordinates; at most {MOST_COORDINATES} are sampled at once, whose "
+            "states alone take 16 GiB"
+        )
 
 
 def checked_order(order: Any, length: int) -> Tensor | None:

@@ -4,7 +4,8 @@ evaluate    every sampler at every budget on one trained model
 measure     one cell: samples of one sampler at one budget, by the task's metrics
 reference   the same of real data
 grid        the one resumable loop over cells
-store       Results: factors, metrics, measured values
+store       Results: factors, metrics, measured values; kinds checks what a file of them holds
+folder      a folder of results: continued, and written by one process at a time
 views       which factors make a panel, a row and the axis
 tables, figures, styles, pictures, tensorboard    what people look at
 callback    SamplerEvaluation, all of it during training

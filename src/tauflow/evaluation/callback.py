@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from rich.progress import Progress
 from torch.utils.tensorboard import SummaryWriter
 
-from tauflow.errors import SettingsError
+from tauflow.errors import CheckpointError, SettingsError
 from tauflow.evaluation import tensorboard
 from tauflow.evaluation.evaluate import SamplerGrid
 from tauflow.evaluation.grid import GridOptions
@@ -23,9 +23,10 @@ from tauflow.evaluation.store import Factors, Results
 from tauflow.evaluation.views import View, cell_name
 from tauflow.tasks import Task
 from tauflow.train import Trained
-from tauflow.train.callbacks import GracefulStop
+from tauflow.train.callbacks import GracefulStop, validation_follows
 from tauflow.train.checkpoints import describe
 from tauflow.train.module import DFMModule
+from tauflow.train.states import unlike
 
 VIEW = View()
 
@@ -62,7 +63,11 @@ class SamplerEvaluation(Callback):
         guidance: list[float] = [],  # noqa: B006 - never changed
         max_seconds: float | None = None,
     ):
-        if every_n_validations < 0 or show < 0 or (max_seconds is not None and not max_seconds > 0):
+        if (
+            every_n_validations < 0
+            or show < 0
+            or (max_seconds is not None and not 0 < max_seconds < math.inf)
+        ):
             raise SettingsError(
                 f"need every_n_validations >= 0, show >= 0 and max_seconds > 0, got {every_n_validations}, "
                 f"{show} and {max_seconds}"
@@ -79,16 +84,24 @@ class SamplerEvaluation(Callback):
         self.results: Results | None = None
         self.seconds = 0.0  # spent in evaluations so far
         self._validations = 0
+        self._step: int | None = None  # of the newest evaluation
+        self._owed: int | None = None  # step whose evaluation was begun, and not finished
         self._values: dict[str, float] = {}  # newest, by the name of the monitor
         self._writers: dict[str, SummaryWriter] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"validations": self._validations, "seconds": self.seconds, "values": self._values}
+        state = {"validations": self._validations, "seconds": self.seconds, "values": self._values}
+        return state | {"step": self._step, "owed": self._owed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        fault = unlike(state, {"validations": 0, "seconds": 0.0, "values": {}})
+        if fault:
+            raise CheckpointError(f"the checkpoint does not say the {fault} of its sampler evaluation")
         self._validations = state["validations"]
         self.seconds = state["seconds"]
         self._values = state["values"]
+        self._step = state.get("step")
+        self._owed = state.get("owed")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what cannot be evaluated before training begins."""
@@ -114,25 +127,33 @@ class SamplerEvaluation(Callback):
                 logger.log_hyperparams(settings)
             elif trainer.is_global_zero:
                 tensorboard.write_hparams(logger, settings, self._shown_metrics)
+        if self.every_n_validations and trainer.global_step and self._owed == trainer.global_step:
+            self._evaluate(trainer, pl_module)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit" or not self.every_n_validations:
             return
-        if not trainer.sanity_checking:
-            self._validations += 1
-            last = trainer.global_step >= trainer.estimated_stepping_batches
-            if (self._validations - 1) % self.every_n_validations == 0 or last:
-                self._values = self._evaluate(trainer, pl_module)
+        if not trainer.sanity_checking and self._due(trainer):
+            self._evaluate(trainer, pl_module)
         for name in self._names:  # between evaluations the newest values stand: monitors always find one
             pl_module.log(name, self._values.get(name, math.nan), logger=False)
+
+    def _due(self, trainer: Trainer) -> bool:
+        """Return whether to evaluate at this validation; one that only a stop has caused does not count."""
+        stop = _stop_of(trainer)
+        if not (stop and stop.stopped_by) or validation_follows(trainer, trainer.fit_loop.batch_idx):
+            self._validations += 1
+            if (self._validations - 1) % self.every_n_validations == 0:
+                return True
+        return _at_the_end(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate a run that ends between validations."""
         stop = _stop_of(trainer)
-        evaluated = self.results is not None and self.results.settings["step"] == trainer.global_step
-        stopped = stop is not None and bool(stop.stopped_by)
-        if self.every_n_validations and trainer.global_step and not evaluated and not stopped:
-            self._values = self._evaluate(trainer, pl_module)
+        stopped = stop is not None and bool(stop.stopped_by) and not _at_the_end(trainer)
+        tried = trainer.global_step in (0, self._step, self._owed)
+        if self.every_n_validations and not tried and not stopped:
+            self._evaluate(trainer, pl_module)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for writer in self._writers.values():
@@ -155,9 +176,30 @@ class SamplerEvaluation(Callback):
         sampling = Sampling(self.num_samples, self.batch_size, self.seed, self.show)
         return SamplerGrid.of(trained, self.samplers, self.nfes, self.guidance, sampling)
 
-    def _evaluate(self, trainer: Trainer, module: LightningModule) -> dict[str, float]:
+    def _evaluate(self, trainer: Trainer, module: LightningModule) -> None:
+        """Measure and write; where training is asked to stop meanwhile, nothing: a resume does it then."""
+        self._owed = trainer.global_step
         begin = time.perf_counter()
+        try:
+            with isolate_rng(), trainer.precision_plugin.forward_context():
+                grid = self._grid(trainer, module)
+                results = self._measured(trainer, grid, begin)
+                if _stopping(trainer):
+                    return
+                if trainer.is_global_zero and not fast_dev_run(trainer):
+                    self._write(trainer, results, grid.task)
+        except Exception as error:  # whatever happens here, training continues
+            said = f"{type(error).__name__}: {error}"
+            rank_zero_warn(f"the sampler evaluation at step {trainer.global_step} failed: {said}")
+            self._values = {}
+            return
+        self.results = results
+        self._values = values_of(results)
+        self._step = trainer.global_step
+        self._owed = None
+        self._record(trainer, module, results, time.perf_counter() - begin)
 
+    def _measured(self, trainer: Trainer, grid: SamplerGrid, begin: float) -> Results:
         def until() -> str:
             if self.max_seconds is not None and time.perf_counter() - begin > self.max_seconds:
                 return f"the {self.max_seconds:g} seconds of the evaluation were spent"
@@ -168,22 +210,11 @@ class SamplerEvaluation(Callback):
         progress: bool | Progress = False
         if isinstance(bar, RichProgressBar) and bar.is_enabled and bar.progress:
             progress = bar.progress
-        try:
-            with isolate_rng(), trainer.precision_plugin.forward_context():
-                names = ("samplers", "nfes", "num_samples", "batch_size", "seed", "guidance")
-                settings = {"step": trainer.global_step, **{name: getattr(self, name) for name in names}}
-                grid = self._grid(trainer, module)
-                options = GridOptions(progress=progress, keep_going=True, until=until)
-                results = grid.run(Results(settings=settings), options)
-                if trainer.is_global_zero and not fast_dev_run(trainer):
-                    self._write(trainer, results, grid.task)
-        except Exception as error:  # whatever happens here, training continues
-            said = f"{type(error).__name__}: {error}"
-            rank_zero_warn(f"the sampler evaluation at step {trainer.global_step} failed: {said}")
-            return {}
-        self.results = results
-        self._record(trainer, module, results, time.perf_counter() - begin)
-        return values_of(results)
+        names = ("samplers", "nfes", "num_samples", "batch_size", "seed", "guidance")
+        settings = {"step": trainer.global_step, **{name: getattr(self, name) for name in names}}
+        return grid.run(
+            Results(settings=settings), GridOptions(progress=progress, keep_going=True, until=until)
+        )
 
     def _record(self, trainer: Trainer, module: LightningModule, results: Results, seconds: float) -> None:
         """Warn of problems, and give the values to other loggers than TensorBoard."""
@@ -206,10 +237,8 @@ class SamplerEvaluation(Callback):
         step = trainer.global_step
         tensorboard.write_figures(logger.experiment, results, step)
         for row, cells in tensorboard.rows_of(results).items():
-            if row not in self._writers:
-                # what a killed run wrote after its checkpoint
-                purge = step if self._validations > 1 else None
-                self._writers[row] = SummaryWriter(str(self._root / row), purge_step=purge)
+            if row not in self._writers:  # TensorBoard drops what a killed run wrote after its checkpoint
+                self._writers[row] = SummaryWriter(str(self._root / row), purge_step=step)
             tensorboard.write_cells(self._writers[row], cells, results, task, step)
             tensorboard.replace_curves(self._root / row, cells, results)
             self._writers[row].flush()
@@ -234,6 +263,23 @@ def values_of(results: Results) -> dict[str, float]:
     """Return the values of all monitors."""
     records = [each for each in results.records if "nfe" in each.factors and each.metric in results.scales]
     return {name_of(each.metric, each.factors): each.measured.value for each in records}
+
+
+def owes_evaluation(checkpoint: dict[str, Any]) -> bool:
+    """Return whether the evaluation of a checkpoint's step was begun, and has still to be made."""
+    state = checkpoint.get("callbacks", {}).get(SamplerEvaluation.__qualname__, {})
+    return state.get("owed") == checkpoint["global_step"]
+
+
+def _at_the_end(trainer: Trainer) -> bool:
+    return trainer.global_step >= trainer.estimated_stepping_batches
+
+
+def _stopping(trainer: Trainer) -> bool:
+    """Return whether any process of the run was asked to stop."""
+    stop = _stop_of(trainer)
+    asked = stop is not None and stop.asked is not None
+    return trainer.strategy.reduce_boolean_decision(asked, all=False)
 
 
 def _stop_of(trainer: Trainer) -> GracefulStop | None:

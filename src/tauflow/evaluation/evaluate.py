@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from tauflow.denoise import Model
-from tauflow.errors import SamplingError
+from tauflow.errors import SamplingError, WriteError
 from tauflow.evaluation.grid import GridOptions, progress_bar, run_grid
 from tauflow.evaluation.measure import Sampling, measure_cell, scales
 from tauflow.evaluation.reference import reference_cell
@@ -36,7 +36,7 @@ def evaluate(
     seed: int = 0,
     guidance: Sequence[float] = (),
     condition: Tensor | None = None,
-    prompt: Prompt | None = None,
+    prompt: Prompt | tuple[Tensor, Tensor] | None = None,
 ) -> Results:
     """Sample with every sampler at every budget and measure the samples with the task's metrics.
 
@@ -50,7 +50,7 @@ def evaluate(
         seed: of all samples; every sampler begins from the same x_0.
         guidance: weights of classifier-free guidance, each a row of its own; 1 is none.
         condition: what all samples are asked to be (C,); by default what validation items are.
-        prompt: what is known of every sample.
+        prompt: what is known: tokens and known (D,) for every sample, or a row for each, (num_samples, D).
     """
     sampling = Sampling(num_samples, batch_size, seed, condition=condition, prompt=prompt)
     grid = SamplerGrid.of(trained, samplers, nfes, guidance, sampling)
@@ -138,6 +138,8 @@ class SamplerGrid:
     def _add_reference(self, results: Results, options: GridOptions) -> None:
         try:
             cell, note = reference_cell(self.task, self.sampling.num_samples, self.sampling.condition)
+        except WriteError:
+            raise
         except Exception as error:
             if not options.keep_going:
                 raise
@@ -204,13 +206,10 @@ def check(
 ) -> list[int]:
     """Return the budgets in order; refuse, before any work, what cannot be done."""
     asked = [nfes] if isinstance(nfes, int) else list(nfes)
-    if sampling.num_samples < 1 or sampling.batch_size < 1 or sampling.show < 0 or not asked:
-        raise SamplingError(
-            f"need num_samples >= 1, batch_size >= 1, show >= 0 and a budget, got {sampling.num_samples}, "
-            f"{sampling.batch_size}, {sampling.show} and {asked}"
-        )
+    if not asked:
+        raise SamplingError("nfes holds no budget; name one, such as 32")
     budgets = sorted({whole(nfe, "nfe") for nfe in asked})
-    sampling.model(model, None)  # refuses a bad temperature
+    sampling.refuse_unfit(model)
     for nfe, (name, sampler) in product(budgets, samplers.items()):
         try:
             sampler.plan(model.process, model.length, nfe)

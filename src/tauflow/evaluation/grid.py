@@ -5,10 +5,12 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tauflow.errors import TauflowError
+from tauflow.errors import TauflowError, WriteError
+from tauflow.evaluation.folder import from_first
 from tauflow.evaluation.store import Cell, Factors, Results, key
 from tauflow.evaluation.views import cell_name
 from tauflow.ranks import largest, rank
@@ -26,7 +28,7 @@ class GridOptions:
     Args:
         folder: where results.json is written after every cell.
         progress: true for a progress bar of its own, or a rich.progress.Progress to add one to.
-        keep_going: note a cell that fails and continue; else raise.
+        keep_going: note a cell that fails and continue; else raise, as always where a file cannot be written.
         until: asked before each cell for a reason to stop; the remaining cells are noted as skipped for that
             reason.
     """
@@ -52,8 +54,8 @@ def run_grid(
                 said = textwrap.shorten(cell_name(factors), DESCRIPTION, placeholder=" ...")
                 bar.update(task, description=said, refresh=True)
             results.add(_measured(factors, measure, options))
-            if options.folder and rank() == 0:
-                results.save(options.folder)
+            if options.folder:
+                from_first(partial(results.save, options.folder))
             if bar and task is not None:
                 bar.update(task, advance=1, refresh=True)
         if bar and task is not None:
@@ -69,6 +71,8 @@ def _measured(factors: Factors, measure: Callable[[Factors], Cell], options: Gri
         return Cell(factors, problem=f"skipped: {reason or 'stopped on another device'}", kind="skipped")
     try:
         return measure(factors)
+    except WriteError:
+        raise  # the next cell would fail alike
     except Exception as error:
         if not options.keep_going:
             raise

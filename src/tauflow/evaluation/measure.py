@@ -17,10 +17,13 @@ from torchmetrics import MetricCollection
 
 from tauflow.denoise import Model, TimedDenoiser
 from tauflow.denoise.denoiser import now
-from tauflow.errors import SamplingError
+from tauflow.denoise.model import MOST_COORDINATES
+from tauflow.errors import SamplingError, WriteError
 from tauflow.evaluation.store import Cell, Factors, Measured, Record, Scale, Shown
 from tauflow.ranks import backend, largest, over_ranks, rank, world_size
 from tauflow.samplers import Prompt, Result, Sampler, StepInfo, sample
+from tauflow.samplers.api import checked_prompt, whole
+from tauflow.samplers.base import require
 from tauflow.seeds import seed_of
 from tauflow.tasks import Task
 
@@ -29,6 +32,8 @@ DETAILS = {
     "time": ("ms_per_sample", "sampler_ms_per_sample", "network_share"),
 }
 """What is recorded of a cell besides the task's metrics, by the group of charts it stands in."""
+
+MOST_SAMPLES = 10**9  # of a cell
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Sampling:
         seed: of all samples; every sampler begins from the same x_0.
         show: how many samples of each cell to keep, from the first batch.
         condition: what all samples are asked to be, (C,); by default the conditions of validation items.
-        prompt: what is known of every sample.
+        prompt: what is known: tokens and known (D,) for every sample, or a row for each, (num_samples, D).
         temperature: divides the logits.
         unconditional: model to guide away from; by default the same one with its condition dropped.
     """
@@ -52,9 +57,16 @@ class Sampling:
     seed: int = 0
     show: int = 4
     condition: Tensor | None = None
-    prompt: Prompt | None = None
+    prompt: Prompt | tuple[Tensor, Tensor] | None = None
     temperature: float = 1.0
     unconditional: Model | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_samples", "batch_size"):
+            value = whole(getattr(self, name), name)
+            require(value <= MOST_SAMPLES, f"{name} must be at most {MOST_SAMPLES}, got {value}")
+        shown = isinstance(self.show, int) and self.show >= 0
+        require(shown, f"show must be a whole number of at least 0, got {self.show!r}")
 
     @property
     def batches(self) -> int:
@@ -77,6 +89,29 @@ class Sampling:
         if self.condition is not None:
             return self.condition.expand(self.size(batch), -1)
         return task.sample_conditions(self.size(batch), first=batch * self.batch_size)
+
+    def prompt_for(self, batch: int) -> Prompt | None:
+        """Return what is known of the samples of a batch."""
+        if self.prompt is None:
+            return None
+        first = batch * self.batch_size
+        rows = slice(first, first + self.size(batch))
+        tokens, known = (each[rows] if each.ndim > 1 else each for each in self.prompt)
+        return Prompt(tokens, known)
+
+    def refuse_unfit(self, model: Model) -> None:
+        """Refuse a temperature, a prompt or a batch that cannot be sampled of the model."""
+        self.model(model, None)
+        size = self.size(0) * model.length
+        require(
+            size <= MOST_COORDINATES,
+            f"a batch of {self.size(0)} samples of {model.length} tokens is too large; lower batch_size to "
+            f"{max(1, MOST_COORDINATES // model.length)} or less",
+        )
+        if self.prompt is not None:
+            parts = self.prompt if isinstance(self.prompt, tuple | list) else ()
+            rows = self.num_samples if any(getattr(each, "ndim", 1) > 1 for each in parts) else 1
+            checked_prompt(self.prompt, (rows, model.length), model)
 
     def model(self, model: Model, guidance: float | None) -> Model:
         """Return the model with guidance and temperature."""
@@ -134,18 +169,19 @@ def _sample(
     watch = (lambda info, state: states.append(state.x[0].cpu())) if batch == 0 else None
     count = sampling.size(batch)
     seed = sampling.seed_for(batch)
+    prompt = sampling.prompt_for(batch)
     if batch == 0:
-        x_0 = model.process.start((count, model.length), torch.Generator().manual_seed(seed))[0]
-        if sampling.prompt is not None:
-            x_0 = torch.where(sampling.prompt.known.cpu(), sampling.prompt.tokens.cpu(), x_0)
-        states.append(x_0)
+        x_0 = model.process.start((count, model.length), torch.Generator().manual_seed(seed))
+        if prompt is not None:
+            x_0 = torch.where(prompt.known.cpu(), prompt.tokens.cpu(), x_0)
+        states.append(x_0[0])
     result = sample(
         model,
         sampler,
         nfe,
         count=count,
         condition=condition,
-        prompt=sampling.prompt,
+        prompt=prompt,
         seed=seed,
         observer=watch,
     )
@@ -182,9 +218,10 @@ def _together(work: Callable[[], None]) -> None:
         if world_size() == 1:
             raise
         problem = error
-    if largest(float(problem is not None)):
+    worst = largest(0.0 if problem is None else 2.0 if isinstance(problem, WriteError) else 1.0)
+    if worst:
         said = f"{type(problem).__name__}: {problem}" if problem else "failed on another device"
-        raise SamplingError(said)
+        raise WriteError(said) if worst == 2 else SamplingError(said)
 
 
 def measured(metrics: MetricCollection) -> dict[str, Measured]:

@@ -19,7 +19,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from tauflow import files
-from tauflow.errors import SettingsError, TauflowError
+from tauflow.errors import TauflowError
+from tauflow.evaluation.kinds import check_kinds
 
 Factor = str | int | float
 Factors = dict[str, Factor]
@@ -27,6 +28,30 @@ Factors = dict[str, Factor]
 REAL = "(real data)"  # the sampler of records of real data
 FORMAT = 2  # of results.json
 FILE = "results.json"
+MOST_BYTES = 2**30  # of it: far more than the largest grid writes
+
+Number = float | Literal["inf", "-inf"] | None  # as JSON holds it
+HEAD: dict[str, Any] = {
+    "name": str,
+    "settings": dict[str, object],
+    "scales": dict[str, dict[str, bool]],
+    "notes": list[str],
+    "commands": list[str],
+    "versions": dict[str, str],
+    "cells": list[dict[str, object]],
+}
+SCALE: dict[str, Any] = {"higher_is_better": bool, "logarithmic": bool}
+CELL: dict[str, Any] = {
+    "factors": dict[str, Factor],
+    "records": list[list[object]],
+    "problem": str | None,
+    "kind": Literal["", "failed", "skipped"] | None,
+    "shown": dict[str, object] | None,
+}
+NUMBERED: dict[str, Any] = dict.fromkeys(("nfe", "seed", "guidance"), float | None)  # factors
+RECORD: dict[str, Any] = {"metric": str, "numbers": list[Number], "factors": dict[str, Factor]}
+SHOWN: dict[str, Any] = {"tokens": list[list[int]], "condition": list[list[int]] | None}
+"""What results.json holds, by name; a cell may lack what can be None."""
 
 
 @dataclass(frozen=True)
@@ -134,49 +159,28 @@ class Results:
 
     @classmethod
     def read(cls, folder: str | Path) -> "Results":
-        """Read results.json of a folder."""
+        """Read results.json of a folder; refuse a file that is not what `save` writes."""
         path = Path(folder) / FILE
+        if not path.exists():
+            raise TauflowError(f"there is no {path}; name a folder with results")
         try:
-            values = json.loads(path.read_text())
-            if values.pop("format", None) != FORMAT:
-                raise ValueError(f"it has another format than {FORMAT}")
-            scales = {name: Scale(**scale) for name, scale in values.pop("scales").items()}
-            cells = [_cell_from(entry) for entry in values.pop("cells")]
-            return cls(**values, scales=scales, cells=cells)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TauflowError(
-                f"{path} holds no results that this version can read ({error}); choose another folder"
-            ) from None
+            if not path.is_file() or path.stat().st_size > MOST_BYTES:
+                raise ValueError("it is no file, or one of over 1 GB")
+            return _results_from(json.loads(path.read_bytes()))
+        except OSError as error:
+            raise unreadable(path, error.strerror or str(error)) from None
+        except RecursionError:
+            raise unreadable(path, "it is nested too deeply") from None
+        except (ValueError, MemoryError) as error:
+            raise unreadable(path, str(error) or "it does not fit into memory") from None
 
-    @classmethod
-    def opened(
-        cls, folder: Path | None, name: str, settings: dict[str, Any], grows: Sequence[str] = ()
-    ) -> "Results":
-        """Return the results in a folder, to be continued, or new ones.
 
-        Refuses a folder with results of other settings. Settings that `grows` names choose cells and change
-        none: a folder may be given more of them. Settings that it does not have yet are added.
-        """
-        settings = json.loads(json.dumps(plain(settings)))
-        if folder is None:
-            return cls(name, settings)
-        files.refuse_unwritable(folder, "choose another one with --out")
-        if not (folder / FILE).exists():
-            return cls(name, settings)
-        results = cls.read(folder)
-        old = results.settings
-        fixed = [each for each in settings if each in old and each not in grows]
-        changed = [each for each in fixed if old[each] != settings[each]]
-        if results.name != name or changed:
-            facts = "; ".join(f"{each}: {old[each]} there, {settings[each]} now" for each in changed)
-            raise SettingsError(
-                f"{folder} holds results with other settings ({facts or f'of {results.name}'}); choose "
-                "another --out, or remove it to start again"
-            )
-        for each in grows:
-            settings[each] = list(dict.fromkeys([*old.get(each, []), *settings[each]]))
-        results.settings = old | settings
-        return results
+def unreadable(path: Path, reason: str) -> TauflowError:
+    """Return the error of a damaged or foreign results.json."""
+    return TauflowError(
+        f"{path} holds no results that this version can read ({reason}); remove it to start again, or choose "
+        "another folder"
+    )
 
 
 def key(factors: Factors) -> frozenset[tuple[str, Factor]]:
@@ -203,14 +207,42 @@ def _cell_text(cell: Cell) -> str:
     return f'  {text}, "records": [\n   {rows}\n  ]}}' if lines else f'  {text}, "records": []}}'
 
 
-def _cell_from(entry: dict[str, Any]) -> Cell:
+def _results_from(values: Any) -> Results:
+    """Return the results that plain data describes; raise ValueError if it is anything else."""
+    if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
+        raise ValueError(f"it has another format than {FORMAT}")
+    check_kinds(values, HEAD, "it")
+    json.dumps(plain(values["settings"]))  # what is nested too deeply could not be written again
+    scales = {}
+    for name, scale in values.pop("scales").items():
+        check_kinds(scale, SCALE, "a scale")
+        scales[name] = Scale(**scale)
+    cells = [_cell_from(entry, f"cell {n}") for n, entry in enumerate(values.pop("cells"), start=1)]
+    return Results(**values, scales=scales, cells=cells)
+
+
+def _cell_from(entry: dict[str, Any], place: str) -> Cell:
+    check_kinds(entry, CELL, place)
+    check_kinds(entry["factors"], NUMBERED, place, more=True)
     records = []
     for metric, *numbers in entry["records"]:
-        extra = numbers.pop() if isinstance(numbers[-1], dict) else {}
-        value, error = (number(each) for each in numbers[:2])
-        records.append(Record(entry["factors"] | extra, metric, Measured(value, error, *numbers[2:])))
-    shown = Shown(**entry["shown"]) if "shown" in entry else None
-    return Cell(entry["factors"], records, shown, entry.get("problem", ""), entry.get("kind", ""))
+        extra = numbers.pop() if numbers and isinstance(numbers[-1], dict) else {}
+        check_kinds({"metric": metric, "numbers": numbers, "factors": extra}, RECORD, place)
+        if not 2 <= len(numbers) <= len(NUMBERS):
+            raise ValueError(f"{place}: a record has {len(numbers)} numbers")
+        value, error, *rest = map(number, numbers)
+        more = [None if math.isnan(each) else each for each in rest]
+        records.append(Record(entry["factors"] | extra, metric, Measured(value, error, *more)))
+    shown = entry.get("shown")
+    if shown:
+        check_kinds(shown, SHOWN, place)
+    return Cell(
+        entry["factors"],
+        records,
+        Shown(**shown) if shown else None,
+        entry.get("problem") or "",
+        entry.get("kind") or "",
+    )
 
 
 def number(value: float | str | None) -> float:

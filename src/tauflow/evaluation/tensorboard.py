@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import tensor
 from torch.utils.tensorboard import SummaryWriter
 
+from tauflow import files
 from tauflow.evaluation.figures import evolution, quality_figure
 from tauflow.evaluation.measure import DETAILS
 from tauflow.evaluation.pictures import captions_of, headline, picture_rows, samples_of
@@ -108,7 +110,8 @@ def write_hparams(
     """Write a row of the HParams tab: the settings of this run, and the tags whose newest values it shows."""
     from tensorboard.plugins.hparams import summary_v2 as hp  # its `api` would need tensorflow
 
-    logger.hparams.update(settings)  # it writes them to hparams.yaml
+    path = Path(logger.log_dir) / logger.NAME_HPARAMS_FILE
+    files.write(path, yaml.safe_dump(settings, sort_keys=False))  # the logger's own way is not atomic
     values = _flat("", settings)
     columns = [hp.Metric("val/bound")]
     columns += [hp.Metric(tag, group=row, display_name=f"{row} {tag}") for row, tag in metrics]

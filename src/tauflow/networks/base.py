@@ -1,6 +1,6 @@
 """Network and the config that builds it.
 
-Shapes: B batch, D coordinates, S states, V data tokens, W width, C columns of a condition.
+Shapes: B batch, D coordinates, R rows, S states, V data tokens, W width, C columns of a condition.
 
 To add a network, write both in a file of your own and name the config by `class_path` in the configuration:
 
@@ -16,8 +16,11 @@ import inspect
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tauflow.denoise.evaluation import single
 from tauflow.errors import SettingsError
 
 
@@ -40,6 +43,13 @@ class Network(nn.Module, ABC):
     @abstractmethod
     def head(self, rows: Tensor) -> Tensor:
         """Return logits (..., V) of hidden rows (..., W)."""
+
+    def nll(self, rows: Tensor, x_1: Tensor) -> Tensor:
+        """Return -ln p(x_1 | x_t) (R,) of hidden rows (R, W), in float32 at least.
+
+        A head that can do so without all V logits overrides it: training asks for nothing else.
+        """
+        return F.cross_entropy(single(self.head(rows)), x_1, reduction="none")
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
         """Return logits (B, D, V); the arguments are those of `hidden`."""
@@ -100,6 +110,19 @@ def network_from(
         )
     network.conditions = tuple(conditions)
     return network
+
+
+def shapes_of(
+    config: NetworkConfig,
+    shape: tuple[int, ...],
+    num_states: int,
+    num_tokens: int,
+    conditions: tuple[int, ...] = (),
+) -> dict[str, torch.Size]:
+    """Return the names and shapes of the weights that `network_from` would build, without their memory."""
+    with torch.device("meta"):
+        network = network_from(config, shape, num_states, num_tokens, conditions)
+    return {name: weight.shape for name, weight in network.state_dict().items()}
 
 
 def _takes_condition(network: Network) -> bool:

@@ -12,8 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tauflow.denoise import DROPPED
 from tauflow.networks.base import Network, NetworkConfig
+from tauflow.networks.features import ConditionFeatures, TimeFeatures
+
+LARGEST = {"width": 2**16, "blocks": 256, "heads": 1024, "mlp_ratio": 64, "time_width": 2**16}
+"""Sizes beyond any network that has been trained: larger ones are mistakes."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,9 @@ class TransformerConfig(NetworkConfig):
     time_width: int = 64
 
     def __post_init__(self) -> None:
-        sizes = {
-            name: getattr(self, name) for name in ("width", "blocks", "heads", "mlp_ratio", "time_width")
-        }
-        if min(sizes.values()) < 1:
-            raise ValueError(f"network sizes must be at least 1, got {sizes}")
+        sizes = {name: getattr(self, name) for name in LARGEST}
+        if not all(1 <= size <= LARGEST[name] for name, size in sizes.items()):
+            raise ValueError(f"network sizes must be at least 1 and at most {LARGEST}, got {sizes}")
         if self.width % (2 * self.heads):
             raise ValueError(
                 f"width {self.width} must be a multiple of 2 * heads = {2 * self.heads}, so that each head "
@@ -55,17 +56,24 @@ class TransformerConfig(NetworkConfig):
     def build(
         self, shape: tuple[int, ...], num_states: int, num_tokens: int, conditions: tuple[int, ...] = ()
     ) -> "Transformer":
-        return Transformer(self, num_states, num_tokens, conditions)
+        return Transformer(self, num_states, num_tokens, conditions, shape)
 
 
 class Transformer(Network):
-    """A sequence of states with rotary positions; a condition is added to every embedding."""
+    """States with rotary positions, of a sequence or a grid; a condition is added to every embedding."""
 
     def __init__(
-        self, config: TransformerConfig, num_states: int, num_tokens: int, conditions: tuple[int, ...] = ()
+        self,
+        config: TransformerConfig,
+        num_states: int,
+        num_tokens: int,
+        conditions: tuple[int, ...] = (),
+        shape: tuple[int, ...] = (),
     ):
         super().__init__()
         self.config = config
+        axes = tuple(size for size in shape if size > 1)
+        self.grid = axes if len(axes) > 1 else None  # a sequence may have any length
         self.conditions = tuple(conditions)
         self.embedding = nn.Embedding(num_states, config.width)
         self.time = TimeFeatures(config.time_width) if config.time else None
@@ -99,7 +107,8 @@ class Transformer(Network):
         if self.conditions:
             h = h + self.condition(condition, len(x))[:, None]
         time = None if self.time is None else self.time(t)  # (B, time_width)
-        rotation = _rotation(x.shape[1], self.config.width // self.config.heads, h.device, h.dtype)
+        axes = self.grid or (x.shape[1],)
+        rotation = _rotation(axes, self.config.width // self.config.heads, h.device, h.dtype)
         attended = None if mask is None else mask[:, None, None, :]  # (B, 1, 1, D)
         for block in self.blocks:
             h = block(h, time, rotation, attended)
@@ -111,25 +120,6 @@ class Transformer(Network):
     def compile_parts(self) -> None:
         for block in self.blocks:
             block.compile()
-
-
-class ConditionFeatures(nn.Module):
-    """The sum of one embedding for each column of a condition; the last row of a table is "not given"."""
-
-    def __init__(self, conditions: tuple[int, ...], width: int):
-        super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(size + 1, width) for size in conditions)
-
-    def forward(self, condition: Tensor | None, count: int) -> Tensor:
-        """Return features (B, W) of a condition (B, C); none at all is one that drops every column."""
-        if condition is None:
-            device = next(self.parameters()).device
-            condition = torch.full((count, len(self.tables)), DROPPED, device=device)
-        total = torch.zeros((), device=condition.device)
-        for column, table in zip(condition.unbind(1), self.tables, strict=True):
-            assert isinstance(table, nn.Embedding)
-            total = total + table(torch.where(column == DROPPED, table.num_embeddings - 1, column))
-        return total
 
 
 class Block(nn.Module):
@@ -172,29 +162,23 @@ class Norm(nn.Module):
         return torch.addcmul(shift, h, 1 + scale)
 
 
-class TimeFeatures(nn.Module):
-    """Smooth learned functions of t: a Fourier basis up to frequency 16 and a small MLP."""
-
-    frequencies = 32
-
-    def __init__(self, width: int):
-        super().__init__()
-        first = nn.Linear(2 * self.frequencies, 2 * width)
-        self.mlp = nn.Sequential(first, nn.SiLU(), nn.Linear(2 * width, width), nn.SiLU())
-
-    def forward(self, t: Tensor) -> Tensor:
-        weight = next(self.mlp.parameters())
-        frequencies = torch.linspace(0, 16 * math.pi, self.frequencies, device=weight.device)
-        angles = t.to(weight.dtype)[:, None] * frequencies
-        return self.mlp(torch.cat([angles.cos(), angles.sin()], dim=-1))
-
-
 @functools.lru_cache(maxsize=16)
-def _rotation(length: int, size: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return rotary tables (cos, sin), each (D, 1, 1, K / 2), cached by shape, device and dtype."""
+def _rotation(
+    axes: tuple[int, ...], size: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return rotary tables (cos, sin), each (D, 1, 1, K / 2), cached by shape, device and dtype.
+
+    On a grid each axis turns a share of the pairs by the position along it.
+    """
     with torch.inference_mode(False):  # whoever calls first, training must be able to use the tables
-        frequency = 10_000.0 ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
-        angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
+        pairs = size // 2
+        shares = [pairs // len(axes) + (number < pairs % len(axes)) for number in range(len(axes))]
+        places = torch.meshgrid(*(torch.arange(length) for length in axes), indexing="ij")
+        angles = []
+        for place, share in zip(places, shares, strict=True):
+            frequency = 10_000.0 ** -(torch.arange(share, dtype=torch.float64) / max(1, share))
+            angles.append(place.flatten().double()[:, None] * frequency)
+        angle = torch.cat(angles, dim=1)  # (D, K / 2)
         cos, sin = (table[:, None, None].to(dtype).to(device) for table in (angle.cos(), angle.sin()))
     return cos, sin
 

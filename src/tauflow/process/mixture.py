@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tauflow.errors import SettingsError
 from tauflow.process.noise import Noise, Process
 from tauflow.process.schedules import Schedule, schedule_from
 from tauflow.process.sources import Source
@@ -27,13 +28,13 @@ def refuse_bad_law(source: Source) -> None:
     """Raise unless the law of a source is one over its states, above 0 where coordinates may come back."""
     law = source.law
     if tuple(law.shape) != (source.num_states,) or not bool((law >= 0).all()):
-        raise ValueError(
+        raise SettingsError(
             f"the law of {source.name} needs {source.num_states} probabilities, got {law.tolist()[:8]}"
         )
     if abs(law.sum().item() - 1) > 1e-6:
-        raise ValueError(f"the law of {source.name} sums to {law.sum().item():.6g}; divide it by its sum")
+        raise SettingsError(f"the law of {source.name} sums to {law.sum().item():.6g}; divide it by its sum")
     if not source.absorbing and not bool((law > 0).all()):
-        raise ValueError(f"the law of {source.name} is 0 for some tokens; give each of them a little")
+        raise SettingsError(f"the law of {source.name} is 0 for some tokens; give each of them a little")
 
 
 @dataclass(frozen=True, init=False)
@@ -47,7 +48,7 @@ class Mixture(Process):
 
     def __init__(self, source: Source, schedule: Schedule | str):
         if not isinstance(source, Source):
-            raise ValueError(
+            raise SettingsError(
                 f"source must be tauflow.Masked(V), tauflow.Uniform(V) or the like, got {source!r}"
             )
         refuse_bad_law(source)

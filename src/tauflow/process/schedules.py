@@ -18,10 +18,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from tauflow.errors import SettingsError
 
 Number = TypeVar("Number", float, Tensor)
 
@@ -98,9 +101,9 @@ class Polynomial(Schedule):
     exponent: float
 
     def __post_init__(self) -> None:
-        if not (self.exponent > 0 and math.isfinite(self.exponent)):
-            raise ValueError(
-                f"a polynomial schedule kappa = t^m needs a finite exponent m > 0, got {self.exponent}; "
+        if not (isinstance(self.exponent, Real) and 0 < self.exponent < math.inf):
+            raise SettingsError(
+                f"a polynomial schedule kappa = t^m needs a finite exponent m > 0, got {self.exponent!r}; "
                 "use 1 (linear), 2 (quadratic) or 3 (cubic) if unsure"
             )
 
@@ -168,9 +171,9 @@ def schedule_from(schedule: Schedule | type[Schedule] | str, **options: Any) -> 
     if isinstance(schedule, type) and issubclass(schedule, Schedule):
         return schedule(**options)
     if schedule not in SCHEDULES:
-        raise ValueError(f"unknown schedule {schedule!r}; known schedules: {', '.join(SCHEDULES)}")
+        raise SettingsError(f"unknown schedule {schedule!r}; known schedules: {', '.join(SCHEDULES)}")
     try:
         return SCHEDULES[schedule](**options)
     except TypeError:
         wanted = "needs exponent=..." if schedule == "polynomial" else "takes no options"
-        raise ValueError(f"schedule {schedule!r} {wanted}, got {options or 'none'}") from None
+        raise SettingsError(f"schedule {schedule!r} {wanted}, got {options or 'none'}") from None

@@ -9,6 +9,7 @@ give `--model.source` its import path.
 """
 
 import difflib
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from torch import Tensor
 from tauflow.devices import precise
 from tauflow.errors import SettingsError
 from tauflow.imports import import_object
+
+MOST_TOKENS = 2**24
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,16 @@ class Source(ABC):
     diverges."""
 
     def __post_init__(self) -> None:
-        if self.num_tokens < 2:
-            raise ValueError(f"a source needs at least 2 data tokens, got {self.num_tokens}")
+        try:
+            number = operator.index(self.num_tokens)
+        except TypeError:
+            number = 0
+        if not 2 <= number <= MOST_TOKENS:
+            raise SettingsError(
+                f"a source needs at least 2 data tokens and at most {MOST_TOKENS}, which float32 posteriors "
+                f"tell apart; got {self.num_tokens!r}"
+            )
+        object.__setattr__(self, "num_tokens", number)
 
     @property
     @abstractmethod
@@ -156,9 +167,12 @@ class Marginal(Source):
     probabilities: tuple[float, ...] = field(repr=False)
 
     def __init__(self, law: Sequence[float] | Tensor):
-        values = torch.as_tensor(law, dtype=torch.float64)
+        try:
+            values = torch.as_tensor(law, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError):
+            values = torch.tensor(torch.nan)
         if values.ndim != 1 or not (values.isfinite().all() and (values > 0).all()):
-            raise ValueError(
+            raise SettingsError(
                 "a marginal source needs a probability above 0 for each token; add a little to each count"
             )
         object.__setattr__(self, "num_tokens", len(values))
@@ -194,7 +208,7 @@ def source_from(
         if "." not in source:
             near = difflib.get_close_matches(source, SOURCES, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"unknown source {source!r}; known sources: {', '.join(SOURCES)}{hint}")
+            raise SettingsError(f"unknown source {source!r}; known sources: {', '.join(SOURCES)}{hint}")
         kind = import_object(source, Source)
     if kind is Marginal:
         if unigrams is None:

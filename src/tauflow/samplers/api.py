@@ -1,5 +1,6 @@
 """tauflow.sample: checks a request, then runs a sampler on it."""
 
+import math
 import operator
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tauflow.denoise import DROPPED, Model
+from tauflow.denoise.model import refuse_too_many
 from tauflow.errors import SamplingError
 from tauflow.samplers.base import Observer, Result, Sampler, require
 from tauflow.samplers.run import Request, run
@@ -31,6 +33,7 @@ def sample(
     seed: int | torch.Generator = 0,
     observer: Observer | None = None,
     progress: bool = False,
+    batch_size: int | None = None,
 ) -> Result:
     """Draw `count` samples of a model with at most `nfe` evaluations of its denoiser.
 
@@ -45,12 +48,17 @@ def sample(
         seed: of all randomness, or a torch.Generator. The global generators are neither read nor moved.
         observer: called with (StepInfo, State) after every step.
         progress: show a progress bar.
+        batch_size: how many samples the denoiser is given at once, where the logits of all of them do not fit
+            into memory; None is all of them. The samples are the same.
     """
     require(isinstance(model, Model), f"model must be a tauflow.Model, got {type(model).__name__}")
     sampler = sampler_from(sampler, model)
     nfe = whole(nfe, "nfe")
     shape = (whole(count, "count"), model.length)
+    refuse_too_many(math.prod(shape), f"a call for {count} samples")
+    batch_size = None if batch_size is None else whole(batch_size, "batch_size")
     generator = seeded(seed)
+    number = None if isinstance(seed, torch.Generator) else operator.index(seed)
     device = model.denoiser.device
     x_0 = model.process.start(shape, generator).to(device)
     frozen = None
@@ -67,12 +75,8 @@ def sample(
         condition=checked_condition(condition, shape[0], model),
         progress=progress,
         observer=observer,
-        settings={
-            "sampler": str(sampler),
-            "process": str(model.process),
-            "nfe": nfe,
-            "seed": seed if isinstance(seed, int) else None,
-        },
+        batch_size=batch_size,
+        settings={"sampler": str(sampler), "process": str(model.process), "nfe": nfe, "seed": number},
     )
     return run(sampler, request)
 
@@ -92,9 +96,10 @@ def seeded(seed: Any) -> torch.Generator:
 def whole(number: Any, name: str) -> int:
     """Return a whole number of at least 1 as an int; refuse anything else."""
     try:
-        value = operator.index(number)
+        value = 0 if isinstance(number, bool) else operator.index(number)
     except TypeError:
         value = 0
+    require(value < 2**63, f"{name} must be a whole number of at most 64 bits")
     require(value >= 1, f"{name} must be a whole number of at least 1, got {number!r}")
     return value
 

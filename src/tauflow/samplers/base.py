@@ -61,7 +61,7 @@ class Problem:
         return self.denoiser.evaluate(x, t.expand(len(x)), self.condition)
 
     def visit(self, x: Tensor, t: float | Tensor) -> "Visit":
-        """Evaluate the denoiser once and remember where."""
+        """Evaluate the denoiser once and remember where; this ends earlier visits that were not kept."""
         when = float(t.mean()) if isinstance(t, Tensor) and t.ndim else float(t)
         return Visit(self.evaluate(x, t), x, when)
 
@@ -73,6 +73,10 @@ class Visit:
     evaluation: Evaluation
     x: Tensor
     t: float
+
+    def kept(self, places: Tensor | None = None) -> "Visit":
+        """Return a visit that is good beyond the next one: all rows, or those of places (R,) in order."""
+        return Visit(self.evaluation.kept(places), self.x, self.t)
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,14 @@ class Sampler(ABC, Generic[P, S]):
         """Make step n = 0, 1, ... and say what happened."""
 
     @property
+    def keeps(self) -> bool:
+        """Return whether a step keeps what it reads of earlier visits itself (`Visit.kept`).
+
+        If not, `run` keeps all of the last one after every step, which is slow where V is large.
+        """
+        return False
+
+    @property
     def finishing(self) -> FinishName:
         """Return what `run` does with coordinates after the last step."""
         return "none"
@@ -144,7 +156,7 @@ class Sampler(ABC, Generic[P, S]):
 class Info:
     steps: list[StepInfo]
     leftover_masks: float  # share of coordinates still masked before finishing
-    forwards: int  # network calls; with guidance, two for each evaluation
+    forwards: int  # network calls: two for each evaluation with guidance, one for each part of a batch
     settings: dict[str, Any]
 
 

@@ -36,7 +36,7 @@ from tauflow.devices import precise
 from tauflow.process import Process
 from tauflow.samplers.base import Problem, Sampler, State, StepInfo, Visit, option, require
 from tauflow.samplers.draws import CoinName, categorical, chunks, toss
-from tauflow.samplers.grids import Grid, make_grid
+from tauflow.samplers.grids import Grid, make_grid, refuse_too_long
 from tauflow.samplers.tweedie import mixture, needs_noise
 
 CAP = 10.0  # of the ratio of two rows
@@ -61,10 +61,15 @@ class Bridge(Sampler[Grid, State]):
         return needs_noise(model, "bridge samplers redraw tokens")
 
     def plan(self, process: Process, free: int, nfe: int) -> Grid:
+        refuse_too_long(nfe)
         return make_grid("early", nfe, process, cutoff=0.0, draws=False)
 
     def init(self, problem: Problem, x_0: Tensor, plan: Grid, generator: torch.Generator) -> State:
         return State(x_0)
+
+    @property
+    def keeps(self) -> bool:
+        return True
 
     def exponent(self, grid: Grid, n: int) -> float:
         """Return w of step n."""
@@ -97,8 +102,10 @@ class Bridge(Sampler[Grid, State]):
         self, problem: Problem, state: State, plan: Grid, n: int, generator: torch.Generator
     ) -> tuple[State, StepInfo]:
         x, movable = state.x, problem.movable(state.x)
-        visit = problem.visit(x, plan.t[n])
         chosen = toss(movable, -math.expm1(-plan.dtau(n)), self.coins, generator)
+        if state.visit and self.gain != 0:
+            state = State(x, state.visit.kept(chosen))
+        visit = problem.visit(x, plan.t[n])
         result = x.clone().flatten()
         for index in chunks(chosen, problem.process.num_tokens):
             result[index] = categorical(self.rows(problem, state, visit, plan, n, index), generator)

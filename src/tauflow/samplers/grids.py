@@ -8,13 +8,16 @@ schedule, and like the tau grid where it is near 1; 1 - kappa = (1 - u^2)^2.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from tauflow.errors import SamplingError
 from tauflow.process import Process
 
+MOST_STEPS = 10**6
 GridName = Literal["t", "tau", "early"]
 
 
@@ -33,11 +36,24 @@ class Grid:
     def end(self) -> float:
         return self.t[-1].item()
 
+    @cached_property
+    def _steps(self) -> tuple[list[float], list[float]]:
+        return self.t.diff().tolist(), self.tau.diff().tolist()
+
     def dt(self, n: int) -> float:
-        return (self.t[n + 1] - self.t[n]).item()
+        return self._steps[0][n]
 
     def dtau(self, n: int) -> float:
-        return (self.tau[n + 1] - self.tau[n]).item()
+        return self._steps[1][n]
+
+
+def refuse_too_long(nfe: int) -> None:
+    """Raise if so many evaluations cannot be meant."""
+    if nfe > MOST_STEPS:
+        raise SamplingError(
+            f"nfe must be at most {MOST_STEPS} for a sampler on a time grid, got {nfe}; a thousand are "
+            "close to the limit of small steps"
+        )
 
 
 def make_grid(name: GridName, steps: int, process: Process, cutoff: float, draws: bool) -> Grid:

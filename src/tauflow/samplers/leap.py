@@ -25,11 +25,13 @@ from torch import Generator, Tensor
 
 from tauflow.denoise.evaluation import take
 from tauflow.devices import precise
+from tauflow.errors import SamplingError
 from tauflow.process import Process
 from tauflow.samplers.base import Visit
 from tauflow.samplers.draws import CoinName, categorical, chunks, toss, uniforms
 
 JumpName = Literal["exponential", "one_event"]
+MOST_EVENTS = 2**40  # in a chunk of rows
 
 
 @dataclass(frozen=True)
@@ -76,17 +78,32 @@ class Jumps:
     several: float  # probability of more than one event
 
 
+def candidacy(process: Process, coefficients: Sequence[float], rule: Rule) -> float:
+    """Return 1 - exp(-A), the probability of a coordinate to be a candidate."""
+    mass = process.mass * sum(max(0.0, each) for each in coefficients) + rule.clamp.floor * process.num_tokens
+    return -math.expm1(-mass)
+
+
 def leap(
-    process: Process, terms: Terms, x: Tensor, movable: Tensor, rule: Rule, generator: Generator
+    process: Process,
+    terms: Terms,
+    x: Tensor,
+    movable: Tensor,
+    rule: Rule,
+    generator: Generator,
+    places: Tensor | None = None,
 ) -> Jumps:
-    """Leap once from x: coin first, rows of candidates only; or literally, where the rule says dense."""
+    """Leap once from x: coin first, rows of candidates only; or literally, where the rule says dense.
+
+    `places` are candidates for which the coins were tossed before.
+    """
     if rule.dense:
         return leap_dense(process, terms, x, movable, rule, generator)
     num_tokens, clamp = process.num_tokens, rule.clamp
-    mass = process.mass * sum(max(0.0, term.coefficient) for term in terms) + clamp.floor * num_tokens
-    candidate = -math.expm1(-mass)  # 1 - exp(-A)
+    candidate = candidacy(process, [term.coefficient for term in terms], rule)
     count = int(movable.sum())
-    places = toss(movable, candidate, rule.coins, generator)
+    if places is None:
+        places = toss(movable, candidate, rule.coins, generator)
     result = x.clone().flatten()
     moved = clamped = channels = 0
     several: Tensor | float = 0.0
@@ -110,17 +127,40 @@ def leap_dense(
     process: Process, terms: Terms, x: Tensor, movable: Tensor, rule: Rule, generator: Generator
 ) -> Jumps:
     """Leap by the literal algorithm: independent Poisson counts for all B * D * V channels."""
-    intensity, negative = intensities(process, terms, slice(None), x, rule.clamp)
-    intensity = intensity * movable.flatten()[:, None]
-    events = torch.poisson(intensity.to(generator.device), generator=generator).to(x.device)  # (B * D, V)
-    total = events.sum(-1)
-    moves = total >= 1 if rule.jump == "exponential" else total == 1
-    tokens = categorical(events[moves], generator)  # of several events take any one: they are exchangeable
+    places, rows, tokens, events = [], [], [], []  # of what moves (M,); and its channels with an event (E,)
+    negative = several = moved = 0
+    for index in chunks(torch.arange(x.numel(), device=x.device), process.num_tokens):
+        intensity, below = intensities(process, terms, index, x, rule.clamp)
+        intensity = intensity * movable.flatten()[index][:, None]
+        if not intensity.sum(dtype=precise(x.device)) < MOST_EVENTS:
+            raise SamplingError(
+                "an intensity is not finite or far too large; check the schedule and the sampler's options"
+            )
+        counts = torch.poisson(intensity.to(generator.device), generator=generator).to(x.device).long()
+        total = counts.sum(-1)
+        moves = (total >= 1 if rule.jump == "exponential" else total == 1).nonzero().squeeze(1)
+        row, token = counts[moves].nonzero().T
+        places.append(index[moves])
+        rows.append(row + moved)
+        tokens.append(token)
+        events.append(counts[moves[row], token])
+        moved += len(moves)
+        negative += below
+        several += int((total > 1).sum())
     result = x.clone().flatten()
-    result[moves] = tokens
-    count = max(1, int(movable.sum()))
-    several = (total > 1).sum().item() / count
-    return Jumps(result.view_as(x), len(tokens) / count, negative / intensity.numel(), several)
+    chosen = _any_event(torch.cat(rows), torch.cat(events), uniforms(moved, generator, x.device))
+    result[torch.cat(places)] = torch.cat(tokens)[chosen]
+    most = max(1, int(movable.sum()))
+    shares = moved / most, negative / (x.numel() * process.num_tokens), several / most
+    return Jumps(result.view_as(x), *shares)
+
+
+def _any_event(rows: Tensor, events: Tensor, coins: Tensor) -> Tensor:
+    """Return a channel (M,) for each row, one of the E that lie in rows (E,) in order, by its events (E,)."""
+    last = events.cumsum(0)
+    count = torch.zeros_like(coins, dtype=torch.long).index_add_(0, rows, events)  # (M,)
+    which = (coins * count).long().minimum(count - 1)  # events are exchangeable
+    return torch.searchsorted(last, count.cumsum(0) - count + which, right=True)
 
 
 def intensities(

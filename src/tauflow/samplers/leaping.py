@@ -22,10 +22,11 @@ from torch import Tensor
 
 from tauflow.process import Process
 from tauflow.samplers.base import FinishName, Problem, Sampler, State, StepInfo, fixed, option, require
-from tauflow.samplers.draws import CoinName
-from tauflow.samplers.grids import Grid, GridName, make_grid
-from tauflow.samplers.leap import Clamp, JumpName, Rule, Term, leap
+from tauflow.samplers.draws import CoinName, toss
+from tauflow.samplers.grids import Grid, GridName, make_grid, refuse_too_long
+from tauflow.samplers.leap import Clamp, JumpName, Rule, Term, candidacy, leap
 
+LARGEST = 1e30  # bound on an intensity that float32 can hold
 RuleName = Literal["euler", "tr", "cie", "tr_cie", "tr_cie_exact"]
 
 
@@ -57,12 +58,17 @@ class GridSampler(Sampler[Grid, State]):
     def finishing(self) -> FinishName:
         return self.finish
 
+    @property
+    def keeps(self) -> bool:
+        return True
+
     def plan(self, process: Process, free: int, nfe: int) -> Grid:
         require(
             not self.uses_rate or math.isfinite(process.rate_factor(0.0)),
             f"the process ({process}) has an infinite rate at t = 0, which this sampler multiplies with; "
             "use tr, tr_cie or tweedie",
         )
+        refuse_too_long(nfe)
         draws = self.finish == "draw"
         budget = nfe - draws
         steps = bisect_right(range(budget + 1), budget, key=self.evaluations) - 1
@@ -91,6 +97,11 @@ class LeapingOptions(GridSampler):
         require(
             0 <= self.eps_0 <= self.ceiling,
             f"need 0 <= eps_0 <= ceiling, got eps_0={self.eps_0} and ceiling={self.ceiling}",
+        )
+        require(
+            self.eps_0 <= LARGEST and (self.ceiling <= LARGEST or self.ceiling == math.inf),
+            f"eps_0 and ceiling are at most {LARGEST:g}, or ceiling=inf, which is none; got "
+            f"eps_0={self.eps_0} and ceiling={self.ceiling}",
         )
 
     def rule_for(self, step: float, coins: CoinName = "independent") -> Rule:
@@ -136,6 +147,7 @@ class Leaping(LeapingOptions):
         current, previous = self.coefficients(problem.process, grid, n)
         terms = [Term(current, problem.visit(state.x, grid.t[n]))]
         if previous and self.rule == "tr_cie_exact":
+            terms = [Term(current, terms[0].visit.kept())]
             terms.append(Term(previous, problem.visit(state.x, grid.t[n - 1])))
         elif previous and state.visit:
             terms.append(Term(previous, state.visit))
@@ -147,8 +159,14 @@ class Leaping(LeapingOptions):
     def step(
         self, problem: Problem, state: State, plan: Grid, n: int, generator: torch.Generator
     ) -> tuple[State, StepInfo]:
+        process, movable, rule = problem.process, problem.movable(state.x), self.leap_rule(plan, n)
+        places = None
+        if state.visit and self.rule in ("cie", "tr_cie"):
+            if not rule.dense:  # coins first, so that only the rows of candidates are kept
+                chance = candidacy(process, self.coefficients(process, plan, n), rule)
+                places = toss(movable, chance, rule.coins, generator)
+            state = State(state.x, state.visit.kept(places))
         terms = self.terms(problem, state, plan, n)
-        movable = problem.movable(state.x)
-        jumps = leap(problem.process, terms, state.x, movable, self.leap_rule(plan, n), generator)
+        jumps = leap(process, terms, state.x, movable, rule, generator, places)
         info = StepInfo(n, plan.t[n].item(), plan.t[n + 1].item(), jumps.moved, jumps.clamped, jumps.several)
         return State(jumps.x, terms[0].visit), info

@@ -107,6 +107,15 @@ class Reveal(Sampler[RevealPlan, RevealState]):
     def exponent(self) -> float:
         return 2.0 if self.power is None else self.power
 
+    @property
+    def keeps(self) -> bool:
+        return True
+
+    @property
+    def extrapolates(self) -> bool:
+        """Return whether the rows of the evaluation before are read."""
+        return self.extrapolation == "hitting" or self.weight > 0
+
     def refuses(self, model: Model) -> str:
         return needs_masks(model, self.order)
 
@@ -135,17 +144,16 @@ class Reveal(Sampler[RevealPlan, RevealState]):
     ) -> tuple[RevealState, StepInfo]:
         x = state.x
         t = state.times.gather(1, state.done[:, None]).squeeze(1)  # (B,)
-        visit = problem.visit(x, t)
-        turn, count = self.turns(problem, state, visit, n, plan.steps)
-        places = places_of((turn >= 0) & (turn < count[:, None]))
+        visit, before, turn, count = self.look(problem, state, t, n, plan.steps)
+        places = revealing(turn, count)
         result = x.clone().flatten()
         clamped = channels = 0
         for index in chunks(places, problem.process.num_tokens):
             weight = self.weights(state, t, turn, count, index)  # (R,)
             index = index.to(x.device)
             rows = visit.evaluation.rows(index)
-            if weight is not None and state.visit is not None:
-                rows = rows + weight.to(rows)[:, None] * (rows - state.visit.evaluation.rows(index))
+            if weight is not None and before is not None:
+                rows = rows + weight.to(rows)[:, None] * (rows - before.evaluation.rows(index))
                 clamped += int((rows < 0).sum())
                 channels += rows.numel()
                 rows = rows.clamp(min=0)
@@ -165,13 +173,26 @@ class Reveal(Sampler[RevealPlan, RevealState]):
         wanted = (free.double() * (n / steps) ** self.exponent + 0.5).floor().long()
         return torch.where(free < steps, equal, torch.minimum(wanted.clamp(min=n), free - (steps - n)))
 
-    def turns(
-        self, problem: Problem, state: RevealState, visit: Visit, n: int, steps: int
-    ) -> tuple[Tensor, Tensor]:
+    def look(
+        self, problem: Problem, state: RevealState, t: Tensor, n: int, steps: int
+    ) -> tuple[Visit, Visit | None, Tensor, Tensor]:
+        """Evaluate at t (B,) and choose what to reveal.
+
+        Returns the visit, what is read of the visit before, when each coordinate is revealed (B, D), and how
+        many are (B,).
+        """
+        x, before = state.x, state.visit if self.extrapolates else None
+        if self.counts == "entropy":  # the new rows say which are revealed, so all may be
+            before = before.kept(places_of(problem.movable(x))) if before else None
+            visit = problem.visit(x, t)
+            return visit, before, *self._turns_by_entropy(problem, state, visit, n, steps)
+        turn, count = self.turns(problem, state, n, steps)
+        before = before.kept(revealing(turn, count).to(x.device)) if before else None
+        return problem.visit(x, t), before, turn, count
+
+    def turns(self, problem: Problem, state: RevealState, n: int, steps: int) -> tuple[Tensor, Tensor]:
         """Return when in this step each coordinate is revealed (B, D), and how many are (B,)."""
         movable, length = problem.movable(state.x).cpu(), state.x.shape[1]
-        if self.counts == "entropy":
-            return self._turns_by_entropy(problem, state, visit, n, steps)
         count = self.revealed(state.free, n + 1, steps) - state.done
         if self.order != "even":
             return state.order - state.done[:, None], count
@@ -203,7 +224,7 @@ class Reveal(Sampler[RevealPlan, RevealState]):
         self, state: RevealState, t: Tensor, turn: Tensor, count: Tensor, index: Tensor
     ) -> Tensor | None:
         """Return the extrapolation weights (R,) of the coordinates index (R,), or None if there are none."""
-        if state.t_before is None or (self.extrapolation == "pairs" and not self.weight):
+        if state.t_before is None or not self.extrapolates:
             return None
         sequence = index // turn.shape[1]
         if self.extrapolation == "hitting":
@@ -215,3 +236,8 @@ class Reveal(Sampler[RevealPlan, RevealState]):
         ends = state.done + count == state.free
         weight = weight + torch.where(ends, (count - 1) / (2 * before.clamp(min=1)), 0.0)
         return torch.where(before > 0, weight, 0.0).clamp(0, self.weight).double()[sequence]
+
+
+def revealing(turn: Tensor, count: Tensor) -> Tensor:
+    """Return the places (R,) whose turn (B, D) is among the first so many (B,)."""
+    return places_of((turn >= 0) & (turn < count[:, None]))

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from tauflow.denoise import CountingDenoiser, Model
+from tauflow.denoise import BatchedDenoiser, CountingDenoiser, Model
 from tauflow.errors import BadLogits, SamplingError
 from tauflow.process import Process
 from tauflow.samplers.base import FinishName, Info, Observer, Problem, Result, Sampler, State, StepInfo
@@ -27,6 +27,7 @@ class Request:
     condition: Tensor | None = None  # (B, C)
     progress: bool = False
     observer: Observer | None = None
+    batch_size: int | None = None  # sequences that the denoiser is given at once; None: all
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -42,7 +43,9 @@ def run(sampler: Sampler, request: Request) -> Result:
             f"{type(sampler).__name__}.finishing must be one of {', '.join(get_args(FinishName))}, got "
             f"{finishing!r}"
         )
-    counter = CountingDenoiser(model.denoiser)
+    network = counter = CountingDenoiser(model.denoiser)
+    if request.batch_size is not None and request.batch_size < len(request.x_0):
+        counter = CountingDenoiser(BatchedDenoiser(network, request.batch_size))
     problem = Problem(counter, model.process, model.shape, model.order, request.frozen, request.condition)
     free = int(problem.movable(request.x_0).sum(1).max())
     if not free:  # the prompt is everything
@@ -57,16 +60,18 @@ def run(sampler: Sampler, request: Request) -> Result:
             state, info = sampler.step(problem, state, plan, n, request.generator)
             info = dataclasses.replace(info, masks=_masks(state.x, model.process))
             infos.append(info)
+            if state.visit and (request.observer or not sampler.keeps):
+                state = dataclasses.replace(state, visit=state.visit.kept())
             if request.observer:
                 request.observer(info, state)
         leftover = _masks(state.x, model.process)
         state = _finish(finishing, problem, state, plan.end, request.generator)
     except BadLogits as error:
-        when = f", t = {float(error.t.mean()):.4f}" if error.t is not None else ""
-        raise BadLogits(
-            f"{error} (step {len(infos)}{when}); check the model and its precision at that time"
-        ) from None
-    forwards = counter.evaluations * model.denoiser.forwards
+        if error.t is None:
+            raise
+        when = f"step {len(infos)}, t = {float(error.t.mean()):.4f}"
+        raise BadLogits(f"{error} ({when}); check the model and its precision at that time") from None
+    forwards = network.evaluations * model.denoiser.forwards
     return Result(state.x, counter.evaluations, Info(infos, leftover, forwards, request.settings))
 
 

@@ -20,7 +20,8 @@ from tauflow.samplers.base import Sampler, require
 from tauflow.samplers.registry import SAMPLERS, SETS
 
 OWN = "; one of your own is path/to/file.py:Class"
-SPEC = re.compile(r"\s*(?P<name>[^()]+?)\s*(?:\((?P<options>[^()]*)\))?\s*")
+SPEC = re.compile(r"(?P<name>[^()]+)(?:\((?P<options>[^()]*)\))?")
+LONGEST = 4096  # characters of a spec
 
 
 def sampler_from(spec: "str | Sampler", model: Model | None = None, /, **options: Any) -> Sampler:
@@ -33,12 +34,13 @@ def sampler_from(spec: "str | Sampler", model: Model | None = None, /, **options
     require(
         isinstance(spec, str), f"sampler must be a spec such as 'tr_cie(grid=tau)' or a Sampler, got {spec!r}"
     )
-    found = SPEC.fullmatch(spec)
+    require(len(spec) <= LONGEST, f"a sampler is written with at most {LONGEST} characters, got {len(spec)}")
+    found = SPEC.fullmatch(spec.strip())
     if found is None:
         raise SamplingError(
             f"cannot read the sampler {spec!r}; write a name with options, such as 'tr_cie(grid=tau)'"
         )
-    name = found["name"]
+    name = found["name"].strip()
     base = _named(name, model)
     return with_options(base, name, _options(found["options"] or "", spec) | options)
 
@@ -58,15 +60,26 @@ def with_options(sampler: Sampler, name: str, options: dict[str, Any]) -> Sample
 
 def spec_name(spec: str) -> str:
     """Return the name in a spec: "tr_cie" of "tr_cie(grid=tau)"."""
-    found = SPEC.fullmatch(spec)
-    return found["name"] if found else spec
+    found = SPEC.fullmatch(spec.strip())
+    return found["name"].strip() if found else spec
 
 
 def split_specs(specs: str | Iterable[str]) -> list[str]:
     """Return single specs from a list or a text, in which commas outside brackets separate them."""
     texts = [specs] if isinstance(specs, str) else list(specs)
-    found = [part.strip() for text in texts for part in re.split(r",(?![^(]*\))", text)]
+    found = [part.strip() for text in texts for part in _parts(text)]
     return [part for part in found if part]
+
+
+def _parts(text: str) -> list[str]:
+    """Return what stands between the commas outside brackets."""
+    parts, begin, depth = [], 0, 0
+    for found in re.finditer(r"[(),]", text):
+        depth += {"(": 1, ")": -1, ",": 0}[found.group()]
+        if found.group() == "," and depth <= 0:
+            parts.append(text[begin : found.start()])
+            begin = found.end()
+    return [*parts, text[begin:]]
 
 
 @lru_cache(maxsize=256)

@@ -63,6 +63,7 @@ class Theta(LeapingOptions):
         movable = problem.movable(x)
         first = self.first_stage(problem, x, plan, n)
         x_star = leap(process, [first], x, movable, self.rule_for(self.theta * h), generator).x
+        first = Term(first.coefficient, first.visit.kept())
         terms = self.second_stage(problem, first, x_star, plan, n)
         start, rest = (x_star, (1 - self.theta) * h) if self.trapezoidal else (x, h)
         jumps = leap(process, terms, start, problem.movable(start), self.rule_for(rest), generator)

@@ -1,16 +1,21 @@
 """`python -m tauflow.studies NAME --out DIR`: one study, its result files and its figure."""
 
 import argparse
+import io
+import math
 import shlex
+import signal
 import sys
 import textwrap
 from pathlib import Path
+from typing import NoReturn
 
 from tauflow.errors import SettingsError, TauflowError
 from tauflow.samplers import split_specs
 from tauflow.studies import STUDIES, Study
 from tauflow.studies.base import Settings
-from tauflow.studies.report import question, save
+from tauflow.studies.report import question, to_markdown
+from tauflow.tasks.settings import parsed
 
 DESCRIPTION = """Run one study: each measures something that the paper reports, or that a user asks before
 choosing a sampler.
@@ -21,6 +26,10 @@ command resumes where it stopped. Studies of samplers on models add to the folde
 its numbers mean nothing.
 
 """
+
+DATA = "where the data of a checkpoint lies, such as files=corpus.txt; repeatable"
+LIMITS = {"samples": (1, 10**9), "batch_size": (1, 10**9), "nfes": (1, 10**6), "seeds": (0, 2**63 - 1)}
+"""Smallest and largest values of a setting."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,14 +43,22 @@ def parser() -> argparse.ArgumentParser:
     )
     add = found.add_argument
     add("name", choices=STUDIES, metavar="NAME", help=", ".join(STUDIES))
-    add("--out", type=Path, required=True, metavar="DIR", help="folder of the result files")
+    add("--out", type=folder, required=True, metavar="DIR", help="folder of the result files")
     add("--samples", type=int, metavar="N", help="samples of each cell and seed (default: the study's own)")
     add("--seeds", type=numbers, metavar="NUMBERS", help="comma-separated (default 0,1,2)")
     add("--nfes", type=numbers, metavar="NUMBERS", help="budgets of network evaluations, comma-separated")
     add("--samplers", type=specs, metavar="SPECS", help="specs such as 'euler,tr_cie(grid=tau)', or sets")
     add("--batch_size", type=int, metavar="N", help="samples drawn together (default 32)")
-    add("--ckpt", nargs="+", default=(), metavar="PATH", help="models to study instead of the shipped ones")
-    add("--judge", metavar="NAMES", help="of text: ngram, smollm2, a causal model of transformers")
+    add(
+        "--ckpt",
+        nargs="+",
+        type=word,
+        default=[],
+        metavar="PATH",
+        help="models to study instead of the shipped ones",
+    )
+    add("--data", action="append", default=[], metavar="KEY=VALUE", help=DATA)
+    add("--judge", type=word, metavar="NAMES", help="of text: ngram, smollm2, a causal model of transformers")
     add("--smoke", action="store_true", help="tiny sizes: to see that it works")
     add("--no_progress", action="store_true", help="no progress bar")
     return found
@@ -50,35 +67,51 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     arguments = parser().parse_args(words)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ± shows ? instead
     cls = STUDIES[arguments.name]
+    before = signal.signal(signal.SIGTERM, _stop)
     try:
-        results = cls(settings_from(arguments, cls)).run(arguments.out, progress=not arguments.no_progress)
-        save(cls, results, arguments.out, command_of(words))
+        study = cls(settings_from(arguments, cls))
+        results = study.run(arguments.out, not arguments.no_progress, command_of(words))
     except TauflowError as error:
         sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        print(f"\nstopped; the same command resumes where it stopped ({arguments.out})", file=sys.stderr)
-        sys.exit(130)
-    print((arguments.out / "results.md").read_text())
+    except KeyboardInterrupt as stop:
+        print(
+            f"\nstopped; finished cells are kept, and the same command resumes ({arguments.out})",
+            file=sys.stderr,
+        )
+        sys.exit(128 + (stop.args[0] if stop.args else signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    print(to_markdown(cls, results))
     print(f"written to  {arguments.out}  (results.json, results.csv, results.md, figure.png)")
+
+
+def _stop(number: int, frame: object) -> NoReturn:
+    """Stop at a signal as at Ctrl-C."""
+    raise KeyboardInterrupt(number)
 
 
 def settings_from(arguments: argparse.Namespace, cls: type[Study]) -> Settings:
     """Return the settings of a study: what was asked for, else its own; refuse what means nothing to it."""
-    for name in cls.ignores:
-        flag = "ckpt" if name == "checkpoints" else name
-        if getattr(arguments, flag):
+    useless = ["ckpt" if name == "checkpoints" else name for name in cls.ignores]
+    for flag in [*useless, *(["data"] if "ckpt" in useless else [])]:
+        if getattr(arguments, flag) not in (None, []):
             raise SettingsError(f"the study {arguments.name} has no use for --{flag}; drop it")
     sizes = {name: getattr(cls, name) for name in ("samples", "seeds", "nfes", "samplers")}
     sizes |= cls.smoke if arguments.smoke else {}
     for name in (*sizes, "batch_size"):
         value = getattr(arguments, name)
         if value is not None:
+            least, most = LIMITS.get(name, (-math.inf, math.inf))
+            given = value if isinstance(value, tuple) else (value,)
+            if any(isinstance(each, int) and not least <= each <= most for each in given):
+                raise SettingsError(f"--{name} takes whole numbers from {least} to {most}")
             sizes[name] = value
-    settings = Settings(**sizes, checkpoints=tuple(arguments.ckpt), judge=arguments.judge)
-    if settings.samples < min(1, cls.samples) or settings.batch_size < 1 or min(settings.nfes) < 1:
-        raise SettingsError("--samples, --batch_size and --nfes are whole numbers of at least 1")
-    return settings
+    data = parsed(arguments.data)
+    return Settings(**sizes, checkpoints=tuple(arguments.ckpt), judge=arguments.judge, data=data)
 
 
 def command_of(words: list[str]) -> str:
@@ -86,8 +119,18 @@ def command_of(words: list[str]) -> str:
     return f"python -m tauflow.studies {shlex.join(words)}"
 
 
+def word(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty; name one, or drop the flag")
+    return text
+
+
+def folder(text: str) -> Path:
+    return Path(word(text))
+
+
 def specs(text: str) -> tuple[str, ...]:
-    return tuple(split_specs(text))
+    return tuple(split_specs(word(text)))
 
 
 def numbers(text: str) -> tuple[int, ...]:

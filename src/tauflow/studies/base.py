@@ -8,17 +8,19 @@ axis of its tables and its figure. The store, the resumable loop and the tables 
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tauflow import files
-from tauflow.errors import SettingsError
+from tauflow.errors import SettingsError, TauflowError
 from tauflow.evaluation.evaluate import task_of
+from tauflow.evaluation.folder import opened_results
 from tauflow.evaluation.grid import GridOptions, run_grid
 from tauflow.evaluation.store import Cell, Factors, Measured, Record, Results, Scale
 from tauflow.evaluation.views import View
+from tauflow.studies.report import save
 from tauflow.train import SHIPPED, Trained, load
 
 
@@ -33,6 +35,7 @@ class Settings:
     checkpoints: Sequence[str] = ()
     judge: str | None = None
     batch_size: int = 32
+    data: dict[str, Any] = field(default_factory=dict)  # where the data of the checkpoints lies
 
 
 class Study(ABC):
@@ -69,16 +72,20 @@ class Study(ABC):
         """Return how the metrics are read that tables and the figure show, in their order."""
         return self.stated
 
-    def run(self, folder: Path, progress: bool = False) -> Results:
-        """Measure the cells that the folder does not have yet, and keep what is found after each."""
+    def run(self, folder: Path, progress: bool = False, command: str = "") -> Results:
+        """Measure the cells that the folder does not have yet, keep what is found after each, and report.
+
+        The folder is held all the time: a study that another process runs there is refused.
+        """
         cells = self.cells()
-        sums = [files.digest(path) for path in self.paths()]
-        settings = dataclasses.asdict(self.settings) | {"sha256": sums}
-        results = Results.opened(folder, self.name, settings, self.grows)
-        results.scales = self.scales()
-        for note in self.notes:
-            results.note(note)
-        return run_grid(results, cells, self.measure, GridOptions(folder, progress))
+        settings = dataclasses.asdict(self.settings) | {"sha256": [_digest(path) for path in self.paths()]}
+        with opened_results(folder, self.name, settings, self.grows) as results:
+            results.scales = self.scales()
+            for note in self.notes:
+                results.note(note)
+            run_grid(results, cells, self.measure, GridOptions(folder, progress))
+            save(type(self), results, folder, command)
+        return results
 
     def paths(self) -> list[str | Path]:
         """Return the checkpoints to study: those of --ckpt, or the shipped countdown models."""
@@ -92,7 +99,7 @@ class Study(ABC):
         """Return the trained models to study by the name of their source."""
         found: dict[str, Trained] = {}
         for path in self.paths():
-            trained = load(path)
+            trained = load(path, data=self.settings.data)
             source = trained.model.process.name
             if source in found:
                 raise SettingsError(
@@ -102,6 +109,13 @@ class Study(ABC):
                 task_of(trained).use_judges(self.settings.judge)
             found[source] = trained
         return found
+
+
+def _digest(path: str | Path) -> str:
+    try:
+        return files.digest(path)
+    except OSError as error:
+        raise TauflowError(f"cannot read {path} ({error.strerror or error}); name another --ckpt") from None
 
 
 def records(factors: Factors, found: Mapping[str, Measured]) -> list[Record]:

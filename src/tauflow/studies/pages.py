@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from tauflow import files
-from tauflow.errors import SettingsError
+from tauflow.errors import SettingsError, TauflowError
 from tauflow.evaluation.store import Results
 from tauflow.evaluation.tables import TableSpec, markdown_table
 from tauflow.evaluation.views import Frame
@@ -43,7 +43,10 @@ def frame_of(folder: Path) -> Frame:
 
 
 def _table(place: str, folder: Path) -> str:
-    words = shlex.split(place)
+    try:
+        words = shlex.split(place)
+    except ValueError as error:
+        raise SettingsError(f"cannot read the place of a table ({error}); got {place!r}") from None
     options = dict(word.split("=", 1) for word in words if re.match(r"[a-z]+=", word))
     names = [word for word in words if not re.match(r"[a-z]+=", word)]
     if len(names) != 3 or set(options) - {"x", "rows", "ratio"}:
@@ -51,15 +54,31 @@ def _table(place: str, folder: Path) -> str:
             "a place for a table names a folder, a panel and a metric, then x=, rows= or ratio=; "
             f"got {place!r}"
         )
-    xs = [float(x) for x in options["x"].split(",")] if "x" in options else []
+    try:
+        xs = [float(x) for x in options["x"].split(",")] if "x" in options else []
+    except ValueError:
+        raise SettingsError(f"x= takes numbers such as 8,16,32; got {place!r}") from None
     rows = options["rows"].split(";") if "rows" in options else []
     spec = TableSpec(names[1], names[2], xs, rows, options.get("ratio", ""))
     return markdown_table(frame_of(folder / names[0]), spec)
 
 
 def main(paths: list[str]) -> None:
-    for path in map(Path, paths):
-        files.write(path, filled(path.read_text(), path.parent))
+    """Write the tables of pages anew."""
+    if not paths:
+        sys.exit("error: name the pages to write anew, such as docs/results/*.md")
+    try:
+        for path in map(Path, paths):
+            files.write(path, filled(_page(path), path.parent))
+    except TauflowError as error:
+        sys.exit(f"error: {error}")
+
+
+def _page(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"cannot read the page {path} ({error}); name another") from None
 
 
 if __name__ == "__main__":

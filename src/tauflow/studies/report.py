@@ -1,16 +1,19 @@
 """What a person looks at: the results of a study as CSV, as Markdown tables and as one figure."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tauflow import files
 from tauflow.evaluation.figures import panels_figure
 from tauflow.evaluation.store import Results
 from tauflow.evaluation.tables import TableSpec, markdown_table, remarks, to_csv
 from tauflow.evaluation.views import Frame
-from tauflow.studies.base import Study
+
+if TYPE_CHECKING:
+    from tauflow.studies.base import Study
 
 
-def save(study: type[Study], results: Results, folder: Path, command: str = "") -> None:
+def save(study: "type[Study]", results: Results, folder: Path, command: str = "") -> None:
     """Write results.csv, results.md and figure.png beside results.json, each atomically; keep the command."""
     if command and command not in results.commands:
         results.commands.append(command)
@@ -22,7 +25,7 @@ def save(study: type[Study], results: Results, folder: Path, command: str = "") 
         panels_figure(frame, frame.metrics(), study.panels_down).savefig(file, format="png", dpi=110)
 
 
-def to_markdown(study: type[Study], results: Results) -> str:
+def to_markdown(study: "type[Study]", results: Results) -> str:
     """Return the question, the commands, the notes, and a table for each panel and metric."""
     parts = [f"# {results.name}\n\n{question(study)}\n"]
     if results.commands:
@@ -45,7 +48,7 @@ def to_markdown(study: type[Study], results: Results) -> str:
     return "\n".join(parts)
 
 
-def question(study: type[Study]) -> str:
+def question(study: "type[Study]") -> str:
     return " ".join((study.__doc__ or "").split())
 
 

@@ -5,10 +5,11 @@ Shapes: B samples, D coordinates, V data tokens, C columns of a condition.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ from tauflow.tasks.items import Share, items_of
 
 UNIT = 2.0**-40  # of probabilities
 UNIGRAM_ITEMS = 4096  # training items that the unigram law is counted in
+LARGEST = 2**24  # tokens of a vocabulary, coordinates of a sample, values of a condition
+MOST = 64  # dimensions of a sample, columns of a condition
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,21 @@ class DataFacts:
     unigrams: Callable[[], Tensor] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(self.shape))
-        object.__setattr__(self, "conditions", tuple(self.conditions))
+        try:  # numbers of numpy are numbers too
+            object.__setattr__(self, "num_tokens", index(self.num_tokens))
+            object.__setattr__(self, "shape", tuple(index(size) for size in self.shape))
+            object.__setattr__(self, "conditions", tuple(index(size) for size in self.conditions))
+        except TypeError as error:
+            raise SettingsError(
+                f"num_tokens, shape and conditions of data are whole numbers: {error}"
+            ) from None
+        sizes = (self.num_tokens, *self.shape, *self.conditions)
+        few = len(self.shape) <= MOST and len(self.conditions) <= MOST
+        if not few or not all(1 <= size <= LARGEST for size in sizes) or self.length > LARGEST:
+            raise SettingsError(
+                f"data has 1 to {LARGEST} tokens, coordinates and values of a condition, and at most {MOST} "
+                f"dimensions and columns of a condition; got {str(self)[:200]}"
+            )
 
     @property
     def length(self) -> int:
@@ -71,10 +87,19 @@ class Task(ABC):
     batch_size: int = 32  # items of an optimizer step over all devices and accumulated batches together
     epoch_items: int = 4096  # training items called an epoch
     num_workers: int = 0  # loader processes for each device
+    units: ClassVar[Mapping[str, float]] = {}  # of the bound besides nats for each token: name and factor
     train_data: Any
     val_data: Any
     folder: Path | None = None  # of the run that it belongs to
+    local: ClassVar[tuple[str, ...]] = ()
+    """Settings that say where things are, on this machine or a network. A checkpoint keeps them as facts; a
+    task that is rebuilt from one gets them from the user only."""
     alone: str = ""  # why there is no real data to measure against, for a checkpoint that came without it
+
+    @classmethod
+    def rebuilt(cls, init_args: Mapping[str, Any], data: Mapping[str, Any]) -> Self:
+        """Return the task that a checkpoint describes, with `data` of the user for what is `local`."""
+        return cls(**{name: value for name, value in init_args.items() if name not in cls.local}, **data)
 
     @property
     def length(self) -> int:

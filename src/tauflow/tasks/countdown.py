@@ -32,6 +32,10 @@ from tauflow.tasks.metrics import UnigramTotalVariation
 from tauflow.theory.countdown import stationary_law, successor, violations
 
 PER_LINE = 32  # values of a shown sample
+RANGES = {  # of the settings; a batch, and the items that are validated, are made in memory
+    **{"length": (2, 2**31), "values": (2, 2**31), "batch_size": (1, 2**24), "val_items": (2, 2**24)},
+    **{"epoch_items": (1, 2**53), "num_workers": (0, 256)},
+}
 
 
 @dataclass(eq=False)
@@ -59,16 +63,10 @@ class Countdown(Task):
     headline = "error_rate"
 
     def __post_init__(self) -> None:
-        if self.length < 2 or self.values < 2:
-            raise SettingsError(
-                f"countdown needs length >= 2 and values >= 2, got length {self.length} and values "
-                f"{self.values}"
-            )
-        if self.batch_size < 1 or self.val_items < 2:
-            raise SettingsError(
-                f"countdown needs batch_size >= 1 and val_items >= 2, got {self.batch_size} and "
-                f"{self.val_items}"
-            )
+        for name, (least, most) in RANGES.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise SettingsError(f"countdown needs {name} >= {least}, at most {most}, got {value}")
         self.num_tokens = self.values
         self.shape = (self.length,)
 

@@ -115,7 +115,7 @@ class Proxies(Reevaluating):
         process = problem.process
         grid, _ = step.grid(process)
         now = problem.movable(x)
-        at_x = [problem.visit(x, before.info.t), step.visit, problem.visit(x, step.info.t_next)]
+        at_x = [problem.visit(x, before.info.t).kept(), step.visit, problem.visit(x, step.info.t_next)]
         jumps = (x != before.x).sum(1)
         share = jumps / (jumps + EPS_DEN)
         columns = []

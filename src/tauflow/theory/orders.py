@@ -13,6 +13,7 @@ Shapes: B sequences, D coordinates, V data tokens, C contexts.
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from tauflow.denoise import Denoiser, Model
 from tauflow.errors import SamplingError
 from tauflow.files import digest, write
 from tauflow.samplers import sample
+from tauflow.samplers.api import seeded
 
 ENTRIES = 2**24  # of a batch of posteriors: some tens of megabytes
 
@@ -49,11 +51,10 @@ def dependence(
     process, denoiser, length = model.process, model.denoiser, model.length
     if not process.absorbing:
         raise SamplingError(f"an order of reveals needs a masked source; this model has a {process.name} one")
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     if data is None:
         data = sample(model, "fhs", nfe, count=contexts, seed=generator).tokens
-    if data.ndim != 2 or data.shape[1] != length:
-        raise SamplingError(f"data must have the shape (C, {length}), got {tuple(data.shape)}")
+    data = checked_data(data, length, process.num_tokens)
     total = torch.zeros(length, length, dtype=torch.float64)
     count = torch.zeros(length, length, dtype=torch.float64)
     for number, tokens in enumerate(data.to(denoiser.device)):
@@ -75,6 +76,20 @@ def dependence(
         count[at[:, None], at] += 1
     both = total / count.clamp(min=1)
     return ((both + both.T) / 2).fill_diagonal_(0)
+
+
+def checked_data(data: Any, length: int, num_tokens: int) -> Tensor:
+    """Return sequences (C, D) of data tokens, int64; refuse anything else."""
+    if not isinstance(data, Tensor) or data.ndim != 2 or data.shape[1] != length or not len(data):
+        got = tuple(data.shape) if isinstance(data, Tensor) else type(data).__name__
+        raise SamplingError(f"data must be a tensor of the shape (C, {length}) with C at least 1, got {got}")
+    if data.is_floating_point() or data.is_complex() or data.dtype == torch.bool:
+        raise SamplingError(f"data must hold integer tokens, got {data.dtype}")
+    if int(data.min()) < 0 or int(data.max()) >= num_tokens:
+        raise SamplingError(
+            f"data holds tokens outside 0 .. {num_tokens - 1}; give sequences of the model's own tokens"
+        )
+    return data.long()
 
 
 def greedy(matrix: Tensor) -> Tensor:
@@ -109,11 +124,13 @@ def read(checkpoint: str | Path, length: int) -> Tensor | None:
     if not path.is_file():
         return None
     try:
+        if path.stat().st_size > 1000 + 32 * length:  # more than a number for each coordinate
+            raise ValueError
         saved = json.loads(path.read_text())
         ranks, same = saved["ranks"], saved["checkpoint"] == digest(checkpoint)
         if same and sorted(ranks) != list(range(length)):
             raise ValueError
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         fault = f"does not hold an order of {length} coordinates with the sum of their checkpoint"
     else:
         if same:

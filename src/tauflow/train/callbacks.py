@@ -32,20 +32,26 @@ class Checkpoints(Checkpoint):
         mode: Literal["min", "max"] = "min",
         every_n_steps: int | None = None,
     ):
+        if every_n_steps is not None and every_n_steps < 1:
+            raise SettingsError(
+                f"--checkpoints.every_n_steps must be at least 1, got {every_n_steps}; drop it to save at "
+                "validations only"
+            )
         self.monitor = monitor
         self.mode = mode
         self.every_n_steps = every_n_steps
         self.best_score: float | None = None
         self.best_step: int | None = None
-        self._saved_step = 0
+        self.last_step: int | None = None  # of last.ckpt, None if there is none
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_score": self.best_score, "best_step": self.best_step, "monitor": self.monitor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["monitor"] == self.monitor:
-            self.best_score = state["best_score"]
-            self.best_step = state["best_step"]
+        score, step = state.get("best_score"), state.get("best_step")
+        if state.get("monitor") == self.monitor and type(score) is float and type(step) is int:
+            self.best_score = score
+            self.best_step = step
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.folder = Path(trainer.log_dir or trainer.default_root_dir)
@@ -59,30 +65,27 @@ class Checkpoints(Checkpoint):
         return self.folder / "last.ckpt"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._saved_step = trainer.global_step
+        if self.last_path.exists():
+            self.last_step = trainer.global_step  # resumed in its folder
         if not self.best_path.exists():  # resumed into another folder
             self.best_score = self.best_step = None
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        epochs = trainer.check_val_every_n_epoch or 1
-        ends = trainer.is_last_batch and trainer.enable_validation
-        validation_follows = ends and (trainer.current_epoch + 1) % epochs == 0
-        if self.every_n_steps and trainer.global_step % self.every_n_steps == 0 and not validation_follows:
-            self._save_last(trainer)  # else the validation writes it, knowing its result
+        due = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
+        if due and trainer.global_step != self.last_step and not self._more_follows(trainer, batch_idx):
+            self.save_last(trainer)
+
+    def _more_follows(self, trainer: Trainer, batch_idx: int) -> bool:
+        """Return whether this step is followed by a validation or the end, which know more and save it."""
+        ends = trainer.global_step >= trainer.estimated_stepping_batches or trainer.should_stop
+        return ends or validation_follows(trainer, batch_idx)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit":
             return
-        if self.monitor not in trainer.callback_metrics:
-            known = ", ".join(
-                sorted(name for name in trainer.callback_metrics if not name.startswith("train/"))
-            )
-            raise SettingsError(
-                f"--checkpoints.monitor {self.monitor!r} was not logged by this validation; logged were: "
-                f"{known}"
-            )
+        self._refuse_unknown(trainer, pl_module)
         if trainer.sanity_checking:
             return  # the check above has been made before any training
         score = trainer.callback_metrics[self.monitor].item()
@@ -91,17 +94,26 @@ class Checkpoints(Checkpoint):
             self.best_score = score
             self.best_step = trainer.global_step
             self._save(trainer, self.best_path)
-        self._saved_step = -1  # last.ckpt must know about this validation, even if it was just written
-        self._save_last(trainer)
+        self.save_last(trainer)
+
+    def _refuse_unknown(self, trainer: Trainer, module: LightningModule) -> None:
+        """Raise unless the monitor is logged; before training, metrics of steps count as logged."""
+        known = set(trainer.callback_metrics)
+        if trainer.sanity_checking:
+            known |= set(getattr(module, "step_metrics", ()))
+        if self.monitor not in known:
+            raise SettingsError(
+                f"--checkpoints.monitor {self.monitor!r} was not logged by this validation; logged were: "
+                f"{', '.join(sorted(known))}"
+            )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._saved_step = -1  # written again even if the step is the same: only now the epoch counts as done
-        self._save_last(trainer)
+        self.save_last(trainer)  # even if the step is the same: only now the epoch counts as done
 
-    def _save_last(self, trainer: Trainer) -> None:
-        if trainer.global_step != self._saved_step:
-            self._saved_step = trainer.global_step
-            self._save(trainer, self.last_path)
+    def save_last(self, trainer: Trainer) -> None:
+        """Write last.ckpt."""
+        self._save(trainer, self.last_path)
+        self.last_step = trainer.global_step
 
     def _save(self, trainer: Trainer, path: Path) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]  # Lightning sets it in a connector
@@ -111,10 +123,22 @@ class Checkpoints(Checkpoint):
         trainer.save_checkpoint(path, weights_only=False)
 
 
+def validation_follows(trainer: Trainer, batch_idx: int) -> bool:
+    """Return whether the settings ask for a validation after this batch."""
+    epochs = trainer.check_val_every_n_epoch
+    if not trainer.enable_validation or (epochs and (trainer.current_epoch + 1) % epochs):
+        return False
+    every = trainer.val_check_batch  # type: ignore[attr-defined]  # Lightning sets it in a connector
+    if every in (None, math.inf):  # validations by the clock, or data without a length
+        return trainer.is_last_batch
+    number = batch_idx if epochs else trainer.fit_loop.total_batch_idx
+    return (number + 1) % every == 0
+
+
 class GracefulStop(Callback):
     """Ctrl-C or SIGTERM, to any process of the run, ends training after the current step; all is saved.
 
-    A second one ends it at once.
+    A second one ends it at once: what was saved before is what there is.
     """
 
     def __init__(self) -> None:
@@ -131,13 +155,9 @@ class GracefulStop(Callback):
     def _ask(self, number: int, frame: Any) -> None:
         if self.asked:
             self._restore()
-            signal.raise_signal(number)
-        else:
-            self.asked = signal.Signals(number).name
-            print(
-                f"\n{self.asked}: stopping after this step, then saving; once more to stop at once",
-                flush=True,
-            )
+            raise KeyboardInterrupt  # of SIGTERM too: Lightning then ends all processes of the run
+        self.asked = signal.Signals(number).name
+        print(f"\n{self.asked}: stopping after this step, then saving; once more to stop at once", flush=True)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

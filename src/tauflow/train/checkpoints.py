@@ -5,8 +5,7 @@ both; the task is None where there was none. An object is described as {"class_p
 {...}}, as in a configuration file, and rebuilt only if the class is one that the reader allows.
 """
 
-import pickle
-import zipfile
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import NoneType
@@ -14,10 +13,12 @@ from typing import Any
 
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from torch import Tensor
 
 from tauflow.errors import CheckpointError
 from tauflow.files import atomic
 from tauflow.process import SOURCES
+from tauflow.train.archive import DESCRIBED, listed, read_archive, refuse_unplain, shortened
 from tauflow.train.described import build, describe, path_of
 from tauflow.train.upgrade import upgraded
 
@@ -42,8 +43,22 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         if "://" in str(path):  # object stores commit entire files by themselves
             return super().save_checkpoint(checkpoint, path, storage_options)
-        with atomic(path) as file:
+        _save(checkpoint, path)
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
+        if "://" in str(path):
+            return super().load_checkpoint(path, map_location, weights_only=True)
+        return read(path)
+
+
+def _save(checkpoint: dict[str, Any], path: str | Path) -> None:
+    with atomic(path) as file:
+        try:
             torch.save(checkpoint, file)
+        except RuntimeError as error:  # torch hides that the disk is full
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -56,39 +71,33 @@ def read(path: str | Path) -> dict[str, Any]:
         near = sorted(str(p) for p in path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
         hint = f"there are {', '.join(near)}" if near else "train one with `python train.py`"
         raise CheckpointError(f"no checkpoint at {path}; {hint}")
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        if isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path):
-            raise CheckpointError(
-                f"{path} holds more than plain data and is refused, it could run code when loaded: "
-                f"{_first_line(error)}"
-            ) from None
-        raise CheckpointError(
-            f"{path} cannot be read, it is truncated or not a checkpoint ({_first_line(error)}); use another "
-            "one of the run"
-        ) from None
+    checkpoint = read_archive(path)
     entry = checkpoint.get(KEY) if isinstance(checkpoint, dict) else None
     if not isinstance(entry, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise CheckpointError(
             f"{path} was not written by tauflow's train.py; train a model with it, or load the weights "
             "yourself"
         )
-    if entry.get("format") not in (1, FORMAT):
+    refuse_unplain(entry, sys.maxsize, path, DESCRIBED)
+    number = entry.get("format")
+    if type(number) is not int or number not in (1, FORMAT):
         raise CheckpointError(
-            f"{path} has format {entry.get('format')!r}, this version of tauflow reads the formats 1 to "
+            f"{path} has format {shortened(repr(number))}, this version of tauflow reads the formats 1 to "
             f"{FORMAT}"
         )
     complete = isinstance(entry.get("model"), dict) and isinstance(entry.get("task", ""), dict | NoneType)
-    if not complete or type(checkpoint.get("global_step")) is not int:
+    step = checkpoint.get("global_step")
+    weights = checkpoint["state_dict"].items()
+    complete &= all(isinstance(name, str) and isinstance(value, Tensor) for name, value in weights)
+    if not complete or type(step) is not int or step < 0:
         raise CheckpointError(
-            f"{path} is not complete: it does not say how its model and task were built, or at which step it "
-            "is"
+            f"{path} is not complete: it does not say how its model and task were built, what its weights "
+            "are, or at which step it is"
         )
     try:
-        return checkpoint | {KEY: upgraded(entry) if entry["format"] == 1 else entry}
-    except RecursionError:
-        raise _too_deep(path) from None
+        return checkpoint | {KEY: upgraded(entry) if number == 1 else entry}
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path} does not describe a model of format 1: {error}") from None
 
 
 def export(path: str | Path, target: str | Path) -> None:
@@ -100,23 +109,17 @@ def export(path: str | Path, target: str | Path) -> None:
     weights = {
         name: value.clone() for name, value in checkpoint["state_dict"].items() if name.startswith("ema.")
     }
-    with atomic(target) as file:
-        torch.save(
-            {"state_dict": weights, "global_step": checkpoint["global_step"], KEY: checkpoint[KEY]}, file
-        )
+    _save({"state_dict": weights, "global_step": checkpoint["global_step"], KEY: checkpoint[KEY]}, target)
 
 
 def refuse_foreign_classes(checkpoint: dict[str, Any], allowed: Iterable[type], path: str | Path) -> None:
     """Raise unless every class that the checkpoint names, in any of its entries, is an allowed one."""
     known = {path_of(cls) for cls in allowed} | HARMLESS
     entries = {key: checkpoint.get(key) for key in (KEY, "hyper_parameters", "datamodule_hyper_parameters")}
-    try:
-        foreign = sorted({name for name in _named_classes(entries) if name not in known})
-    except RecursionError:
-        raise _too_deep(path) from None
+    foreign = sorted({name for name in _named_classes(entries) if name not in known})
     if foreign:
         raise CheckpointError(
-            f"{path} names {', '.join(foreign)}, which tauflow does not know: nothing was imported. If the "
+            f"{path} names {listed(foreign)}, which tauflow does not know: nothing was imported. If the "
             "class is yours and you trust the file, pass it to tauflow.load(path, classes=[...]), or name it "
             "with --classes"
         )
@@ -133,11 +136,3 @@ def _named_classes(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _named_classes(item)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
-
-
-def _too_deep(path: str | Path) -> CheckpointError:
-    return CheckpointError(f"{path} is nested too deeply to be a checkpoint of tauflow")

@@ -24,7 +24,6 @@ from tauflow.train.batches import Batch, condition_of, refuse_values, tokens_of
 from tauflow.train.bound import Bound, Validation, posterior_inputs
 from tauflow.train.checkpoints import FORMAT, KEY, describe
 from tauflow.train.ema import EMA
-from tauflow.train.losses import cross_entropy
 from tauflow.train.optimizer import OptimizerConfig
 
 Part = tuple[Tensor, Tensor, Tensor]  # loss, positions and times of a batch
@@ -53,6 +52,8 @@ class DFMModule(LightningModule):
             batch is split.
     """
 
+    step_metrics = ("train/loss",)  # logged at every step, so a monitor may name them
+
     def __init__(
         self,
         facts: DataFacts,
@@ -67,7 +68,7 @@ class DFMModule(LightningModule):
     ):
         super().__init__()
         if not 0 <= condition_dropout < 1:
-            raise ValueError(f"condition_dropout must be in [0, 1), got {condition_dropout}")
+            raise SettingsError(f"condition_dropout must be in [0, 1), got {condition_dropout}")
         self.facts = facts
         self.source = source_from(source, facts.num_tokens, facts.unigrams)
         self.schedule = schedule_from(schedule)
@@ -193,7 +194,7 @@ class DFMModule(LightningModule):
         if self.loss_on == "corrupted":
             counted = mine.corrupted.flatten().nonzero().squeeze(1)  # (R,)
             hidden, x_1 = hidden.flatten(0, 1)[counted], x_1.flatten()[counted]
-        losses = cross_entropy(self.network.head(hidden.flatten(0, -2)), x_1.flatten())  # (R,)
+        losses = self.network.nll(hidden.flatten(0, -2), x_1.flatten())  # (R,)
         return losses.sum() / max(1, int(count))
 
     def on_train_start(self) -> None:
@@ -271,6 +272,8 @@ class DFMModule(LightningModule):
     def on_validation_epoch_end(self) -> None:
         mean, error = self.bound.compute()
         metrics = {"val/bound": mean, "val/bound_standard_error": error}
+        if self.task is not None:
+            metrics |= {f"val/{name}": mean * factor for name, factor in self.task.units.items()}
         for number, metric in enumerate(self.loss_by_quarter, start=1):
             metrics[f"val/loss_kappa_quarter_{number}"] = metric.compute()
         metrics = {name: value.float() for name, value in metrics.items()}

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from tauflow.errors import SettingsError
+
 
 @dataclass(frozen=True)
 class OptimizerConfig:
@@ -29,18 +31,20 @@ class OptimizerConfig:
     ema_decay: float = 0.999
 
     def __post_init__(self) -> None:
-        if self.learning_rate <= 0 or self.warmup_steps < 0:
-            raise ValueError(
-                f"need learning_rate > 0 and warmup_steps >= 0, got {self.learning_rate} and "
+        if not 0 < self.learning_rate < math.inf or self.warmup_steps < 0:
+            raise SettingsError(
+                f"need a finite learning_rate > 0 and warmup_steps >= 0, got {self.learning_rate} and "
                 f"{self.warmup_steps}"
             )
         object.__setattr__(self, "betas", tuple(self.betas))
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas) or self.weight_decay < 0:
-            raise ValueError(
-                f"need two betas in [0, 1) and weight_decay >= 0, got {self.betas} and {self.weight_decay}"
+        decays = 0 <= self.weight_decay < math.inf
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas) or not decays:
+            raise SettingsError(
+                f"need two betas in [0, 1) and a finite weight_decay >= 0, got {self.betas} and "
+                f"{self.weight_decay}"
             )
         if not 0 <= self.ema_decay < 1:
-            raise ValueError(
+            raise SettingsError(
                 f"the EMA decay must be in [0, 1), got {self.ema_decay}; 0 keeps the raw weights"
             )
 

@@ -6,19 +6,51 @@ from typing import Any
 
 from tauflow.errors import CheckpointError
 from tauflow.tasks import Task
+from tauflow.train.archive import listed, shortened
 from tauflow.train.checkpoints import KEY, describe
 from tauflow.train.module import DFMModule
+from tauflow.train.states import PARTS, fault_of_optimizer, fault_of_parts, unlike
 
 MODEL = ("facts", "source", "schedule", "network")
 SIZES = ("batch_size", "epoch_items")
 # not the files: they may have moved
-DATA = ("seed", "val_share", "document", "hub", "hub_config", "hub_split", "hub_column")
+DATA = (
+    *("seed", "val_share", "document", "hub", "hub_config", "hub_split", "hub_column"),
+    *("hub_val_split", "tokens", "levels", "flips", "class_names"),
+)
+
+DESCRIBED = {"class_path": "", "init_args": {}}
+
+
+def refuse_unresumable(checkpoint: dict[str, Any], path: Path) -> None:
+    """Raise if a checkpoint, as `read` gives it, does not hold what training continues from."""
+    if not PARTS.keys() <= checkpoint.keys():
+        raise CheckpointError(
+            f"{path} holds a model to sample from, but no state of its training, so it cannot be resumed; "
+            "give last.ckpt or best.ckpt of a run"
+        )
+    fault = fault_of_parts(checkpoint) or _fault_of_description(checkpoint[KEY])
+    if fault:
+        raise _damaged(path, fault)
+
+
+def _fault_of_description(entry: dict[str, Any]) -> str:
+    parts = {name: entry[name] for name in ("model", "task") if entry[name] is not None}
+    return unlike(parts, dict.fromkeys(parts, DESCRIBED))
+
+
+def _damaged(path: Path, fault: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} cannot be resumed, its {shortened(fault)} is missing or not that of a run; use another "
+        "checkpoint of the run"
+    )
 
 
 def refuse_other_settings(
     checkpoint: dict[str, Any], path: Path, module: DFMModule, task: Task, accumulate: int
 ) -> None:
     """Raise if a checkpoint, as `read` gives it, was trained with other settings than these."""
+    refuse_unresumable(checkpoint, path)
     entry = checkpoint[KEY]
     saved = _facts(entry["model"], entry["task"], entry.get("accumulate_grad_batches"))
     now = _facts(describe(module), describe(task), accumulate)
@@ -29,8 +61,18 @@ def refuse_other_settings(
         )
         raise CheckpointError(
             f"{path} was trained with other settings ({wrong}); continue it with its own: -c "
-            f"{path.parent}/config.yaml"
+            f"{path.parent}/config.yaml, if you trust that file: classes that it names are imported"
         )
+    _refuse_other_weights(checkpoint, path, module)
+
+
+def _refuse_other_weights(checkpoint: dict[str, Any], path: Path, module: DFMModule) -> None:
+    """Raise unless the weights, and the states of the optimizer, have the names and shapes of the module."""
+    weights, own = checkpoint["state_dict"], module.state_dict()
+    more = [name for name in weights if name not in own]
+    fault = listed(more) or unlike(weights, own) or fault_of_optimizer(checkpoint, module)
+    if fault:
+        raise _damaged(path, fault)
 
 
 def _facts(model: dict[str, Any], task: dict[str, Any] | None, accumulate: int | None) -> dict[str, Any]:
@@ -39,18 +81,23 @@ def _facts(model: dict[str, Any], task: dict[str, Any] | None, accumulate: int |
     return {
         "task": task["class_path"] if task is not None else None,
         **{name: model["init_args"].get(name) for name in MODEL},
-        "tokenizer": tokenizer and f"one with digest {hashlib.sha256(tokenizer.encode()).hexdigest()[:8]}",
+        "tokenizer": tokenizer and f"one with digest {_digest(str(tokenizer))}",
         **{name: arguments.get(name) for name in SIZES},
         "accumulate_grad_batches": accumulate,
+        "palette": _digest(str(arguments.get("palette_colours"))),
         **{f"data.{name}": arguments.get(name) for name in DATA},
     }
 
 
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:8]
+
+
 def _short(value: Any) -> str:
     """Return a described object as Class(argument=value, ...)."""
-    if not isinstance(value, dict):
-        return str(value)
+    if not isinstance(value, dict) or unlike(value, DESCRIBED, "it"):
+        return shortened(str(value))
     arguments = ", ".join(
         f"{name}={_short(item)}" for name, item in value["init_args"].items() if item is not None
     )
-    return f"{value['class_path'].rpartition('.')[2]}({arguments})"[:120]
+    return shortened(f"{value['class_path'].rpartition('.')[2]}({arguments})")

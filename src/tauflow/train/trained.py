@@ -1,19 +1,24 @@
 """A trained model, rebuilt from its checkpoint alone."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from tauflow import tasks
+from tauflow import networks, tasks
 from tauflow.denoise import Model
-from tauflow.errors import CheckpointError
-from tauflow.networks import TransformerConfig
-from tauflow.process import Schedule, Source, schedules, sources
+from tauflow.errors import CheckpointError, SettingsError
+from tauflow.networks import NetworkConfig, TransformerConfig
+from tauflow.networks.base import shapes_of
+from tauflow.process import SOURCES, Schedule, Source, schedules, source_from, sources
 from tauflow.tasks import DataFacts, Task
 from tauflow.theory import orders
-from tauflow.train.checkpoints import KEY, build, read, refuse_foreign_classes
+from tauflow.train.archive import listed, shortened
+from tauflow.train.checkpoints import KEY, read, refuse_foreign_classes
+from tauflow.train.described import arguments_of, class_of, refuse_other_types
 from tauflow.train.module import DFMModule
 from tauflow.train.optimizer import OptimizerConfig
 
@@ -28,12 +33,15 @@ CLASSES: tuple[type, ...] = (
     DFMModule,
     DataFacts,
     OptimizerConfig,
-    TransformerConfig,
+    *_finals(networks, NetworkConfig),
     *_finals(schedules, Schedule),
     *_finals(sources, Source),
     *_finals(tasks, Task),
 )
 """The classes that a checkpoint may name."""
+
+FAULTS = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, ArithmeticError, MemoryError)
+"""What constructors raise for arguments that mean nothing."""
 
 SHIPPED = Path(__file__).parents[3] / "checkpoints" / "shipped"
 """Trained countdown models that come with the project: countdown_masked.ckpt and countdown_uniform.ckpt."""
@@ -48,39 +56,112 @@ class Trained:
     step: int = 0  # optimizer steps the weights were trained for
 
 
-def load(path: str | Path, device: str | torch.device = "cpu", classes: Iterable[type] = ()) -> Trained:
+def load(
+    path: str | Path,
+    device: str | torch.device = "cpu",
+    classes: Iterable[type] = (),
+    data: Mapping[str, Any] | None = None,
+) -> Trained:
     """Rebuild the model, with averaged weights, and the task of a checkpoint from the file alone.
 
     The file is not trusted: it may hold plain data only, and may name tauflow's own classes only; pass your
-    own as `classes`.
+    own as `classes`. Where the data of the task lies is not taken from it either: give `data`, settings of
+    the task such as {"files": "corpus.txt"}.
     """
     checkpoint = read(path)
     allowed = (*CLASSES, *classes)
     refuse_foreign_classes(checkpoint, allowed, path)
     entry = checkpoint[KEY]
+    weights = checkpoint["state_dict"]
+    averaged = {
+        name.removeprefix("ema."): value for name, value in weights.items() if name.startswith("ema.")
+    }
     try:
-        with torch.random.fork_rng(devices=[]):  # initial weights are drawn and thrown away
-            module = build(entry["model"], allowed)
-        if not isinstance(module, DFMModule):
-            raise ValueError(f"a {type(module).__name__} as the model")
-        task = build(entry["task"], allowed)
-        if task is not None:
-            _refuse_unfit(task, module)
-            task.folder = Path(path).parent
-        weights = {name: value for name, value in checkpoint["state_dict"].items() if name.startswith("ema.")}
-        module.ema.load_state_dict({name.removeprefix("ema."): value for name, value in weights.items()})
-    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
+        module = _module(entry["model"], allowed, averaged)
+    except FAULTS as error:
         raise CheckpointError(
-            f"{path} does not describe a model that this version of tauflow can build: {error}"
+            f"{path} does not describe a model that this version of tauflow can build: "
+            f"{shortened(str(error), 400)}"
         ) from error
+    kind = _kind_of_task(entry["task"], allowed, data or {})
+    try:
+        task = None if kind is None else _task(kind, entry["task"], allowed, data or {})
+        if task is not None and task.facts != module.facts:
+            raise ValueError("the model and the task have different sizes")
+    except FAULTS as error:
+        raise CheckpointError(
+            f"the task of {path} cannot be rebuilt: {shortened(str(error), 400)}"
+        ) from error
+    if task is not None:
+        task.folder = Path(path).parent
     model = module.to(device).model()
-    return Trained(
-        replace(model, order=orders.read(path, model.length)), task, int(checkpoint["global_step"])
-    )
+    return Trained(replace(model, order=orders.read(path, model.length)), task, checkpoint["global_step"])
 
 
-def _refuse_unfit(task: object, module: DFMModule) -> None:
-    if not isinstance(task, Task):
-        raise ValueError(f"a {type(task).__name__} as the task")
-    if task.facts != module.facts:
-        raise ValueError("the model and the task have different sizes")
+def _module(spec: dict[str, Any], allowed: tuple[type, ...], averaged: dict[str, Tensor]) -> DFMModule:
+    """Build the model with averaged weights; before it takes memory, its sizes are those of the weights."""
+    cls = class_of(spec, allowed)
+    if not issubclass(cls, DFMModule):
+        raise ValueError(f"a {cls.__name__} as the model")
+    arguments = arguments_of(spec, _values(allowed))
+    refuse_other_types(cls, arguments)
+    _refuse_other_weights(arguments, averaged)
+    with torch.random.fork_rng(devices=[]):  # initial weights are drawn and thrown away
+        module = cls(**arguments)
+    module.ema.load_state_dict(averaged)
+    return module
+
+
+def _values(allowed: tuple[type, ...]) -> tuple[type, ...]:
+    """Return the classes that an argument may be of: a model or a task is none."""
+    return tuple(cls for cls in allowed if not issubclass(cls, DFMModule | Task))
+
+
+def _refuse_other_weights(arguments: dict[str, Any], averaged: dict[str, Tensor]) -> None:
+    """Raise unless the network that is described has the weights of the file, each written once.
+
+    A network of the user's own is trusted, and compared when it is built.
+    """
+    facts, source = arguments.get("facts"), arguments.get("source", "masked")
+    config = arguments.get("network", TransformerConfig())
+    if not isinstance(facts, DataFacts):
+        raise ValueError(f"a {type(facts).__name__} as the sizes of the data")
+    if not isinstance(source, Source) and source not in SOURCES:
+        raise ValueError("a source that is not described")
+    if type(config) not in CLASSES:
+        return
+    states = source_from(source, facts.num_tokens).num_states
+    wanted = shapes_of(config, facts.shape, states, facts.num_tokens, facts.conditions)
+    found = {name.removeprefix("network."): weight.shape for name, weight in averaged.items()}
+    different = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+    if different:
+        raise ValueError(f"its weights are missing or of other shapes: {listed(different)}")
+    storages = [weight.untyped_storage() for weight in averaged.values()]
+    stored = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    if sum(weight.nbytes for weight in averaged.values()) > stored:
+        raise ValueError("its weights share their numbers, so they take more memory than the file")
+
+
+def _kind_of_task(
+    spec: dict[str, Any] | None, allowed: tuple[type, ...], data: Mapping[str, Any]
+) -> type[Task] | None:
+    """Return the class of the task; refuse `data` that is not the user's to decide."""
+    kind = None if spec is None else class_of(spec, allowed)
+    if kind is not None and not issubclass(kind, Task):
+        raise CheckpointError(f"the checkpoint has a {kind.__name__} as the task")
+    local = () if kind is None else kind.local
+    unknown = [name for name in data if name not in local]
+    if unknown:
+        raise SettingsError(
+            f"data of this checkpoint may say {', '.join(local) or 'nothing'}, not {unknown[0]}: the rest is "
+            "decided by the checkpoint"
+        )
+    return kind
+
+
+def _task(kind: type[Task], spec: dict[str, Any], allowed: tuple[type, ...], data: Mapping[str, Any]) -> Task:
+    """Rebuild the task; what it calls local comes from the user's `data`, never from the file."""
+    arguments = arguments_of(spec, _values(allowed))
+    arguments = {name: value for name, value in arguments.items() if name not in kind.local}
+    refuse_other_types(kind, arguments)
+    return kind.rebuilt(arguments, data)

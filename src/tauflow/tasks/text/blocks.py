@@ -22,10 +22,11 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from tauflow.errors import SettingsError
+from tauflow.errors import SettingsError, WriteError
 from tauflow.seeds import seed_of
 from tauflow.tasks.items import Item
 from tauflow.tasks.text.corpus import Corpus, in_validation
+from tauflow.tasks.text.faults import first_line
 from tauflow.tasks.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 VERSION = 1  # of the cache's format
 ENCODED_TOGETHER = 512  # documents
+END = b"\xff\xff\xff\xff\0\0\0\0"  # of a complete stream of Arrow
 
 
 @dataclass(frozen=True)
@@ -65,45 +67,85 @@ def cached_blocks(
     root: str | Path, corpus: Corpus, vocabulary: Vocabulary, split: Split, progress: bool = False
 ) -> tuple["datasets.Dataset", "datasets.Dataset"]:
     """Return the blocks of the training and validation documents, memory-mapped; build them if needed."""
-    import datasets
-
     tokenizer = vocabulary.tokenizer.to_str()
     facts = (VERSION, corpus.digest(), tokenizer, split.length, split.val_share, split.seed)
     folder = Path(root) / hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
-    if not folder.is_dir():
+    if not folder.exists():
         _build(folder, corpus, vocabulary, split, progress)
-    train, val = (
-        datasets.Dataset.from_file(str(folder / f"{name}.arrow")).with_format("numpy")
-        for name in ("train", "val")
-    )
+    try:
+        train, val = (_opened(folder / f"{name}.arrow", split.length) for name in ("train", "val"))
+    except Exception as error:  # pyarrow raises many kinds
+        raise SettingsError(
+            f"the cached blocks in {folder} are damaged ({first_line(error)}); remove that folder: they are "
+            "made again from the corpus"
+        ) from None
     return train, val
 
 
-def _build(folder: Path, corpus: Corpus, vocabulary: Vocabulary, split: Split, progress: bool) -> None:
+def _opened(path: Path, length: int) -> "datasets.Dataset":
+    import datasets
+
+    with open(path, "rb") as file:
+        file.seek(-len(END), os.SEEK_END)
+        if file.read() != END:
+            raise ValueError(f"{path.name} is cut")
+    blocks = datasets.Dataset.from_file(str(path))
+    if blocks.features != _features(length) or not len(blocks):
+        raise ValueError(f"{path.name} holds no blocks of {length} tokens")
+    return blocks.with_format("numpy")
+
+
+def _features(length: int) -> "datasets.Features":
     from datasets import Features, Sequence, Value
+
+    return Features({"tokens": Sequence(Value("int32"), length=length)})
+
+
+def _build(folder: Path, corpus: Corpus, vocabulary: Vocabulary, split: Split, progress: bool) -> None:
+    import pyarrow
+
+    new = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building."))
+        _write(new, corpus, vocabulary, split, progress)
+        _rename(new, folder)
+    except (OSError, pyarrow.ArrowException) as error:
+        written = sum(file.stat().st_size for file in new.iterdir()) if new and new.is_dir() else 0
+        raise WriteError(
+            f"cannot write the blocks of the corpus to {folder.parent} ({first_line(error)}) after "
+            f"{written / 1e6:.1f} MB; free space, or choose another folder with --data.cache; nothing "
+            "half-written is left",
+            getattr(error, "errno", None),
+        ) from None
+    finally:
+        if new:
+            shutil.rmtree(new, ignore_errors=True)
+
+
+def _write(new: Path, corpus: Corpus, vocabulary: Vocabulary, split: Split, progress: bool) -> None:
     from datasets.arrow_writer import ArrowWriter
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building."))
-    features = Features({"tokens": Sequence(Value("int32"), length=split.length)})
     counts = {}
+    for name in ("train", "val"):
+        chosen = (text for text in corpus.documents() if split.validates(text) == (name == "val"))
+        counts[name] = 0
+        with ArrowWriter(path=str(new / f"{name}.arrow"), features=_features(split.length)) as writer:
+            for rows in pack(_track(chosen, f"tokenising {name}", progress), vocabulary, split.length):
+                writer.write_batch({"tokens": list(rows)})
+                counts[name] += len(rows)
+            writer.finalize()
+        with open(new / f"{name}.arrow", "rb") as file:
+            os.fsync(file.fileno())
+    refuse_small(counts["train"], counts["val"], split)
+
+
+def _rename(new: Path, folder: Path) -> None:
     try:
-        for name in ("train", "val"):
-            chosen = (text for text in corpus.documents() if split.validates(text) == (name == "val"))
-            counts[name] = 0
-            with ArrowWriter(path=str(new / f"{name}.arrow"), features=features) as writer:
-                for rows in pack(_track(chosen, f"tokenising {name}", progress), vocabulary, split.length):
-                    writer.write_batch({"tokens": list(rows)})
-                    counts[name] += len(rows)
-                writer.finalize()
-        refuse_small(counts["train"], counts["val"], split)
-        try:
-            os.rename(new, folder)
-        except OSError:
-            if not folder.is_dir():
-                raise  # else another process was faster
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+        os.rename(new, folder)
+    except OSError:
+        if not folder.is_dir():
+            raise  # else another process was faster
 
 
 def refuse_small(train: int, val: int, split: Split) -> None:

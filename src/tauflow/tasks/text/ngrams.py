@@ -10,6 +10,7 @@ An n-gram is the number with its tokens as digits in base V: sorted arrays of su
 model. Order 4 fits into 64 bits up to V = 65536.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,16 @@ class Level:
     totals: np.ndarray  # (C,) sum of counts after the context
     types: np.ndarray  # (C,) distinct tokens after the context
     discount: float
+
+    def refuse_unfit(self) -> None:
+        """Raise ValueError if these are no counts."""
+        for codes, *numbers in ((self.codes, self.counts), (self.contexts, self.totals, self.types)):
+            if codes.dtype != np.uint64 or codes.ndim != 1 or not len(codes):
+                raise ValueError("no n-grams")
+            if any(each.dtype != np.int64 or each.shape != codes.shape or each.min() < 1 for each in numbers):
+                raise ValueError("no counts of the n-grams")
+        if not 0 <= self.discount < 1:
+            raise ValueError(f"a discount of {self.discount}")
 
 
 class KneserNey:
@@ -90,12 +101,19 @@ class KneserNey:
         return {"num_tokens": np.asarray(self.num_tokens), "order": np.asarray(self.order), **named}
 
     @classmethod
-    def from_arrays(cls, saved: Any) -> "KneserNey":
-        def level(n: int) -> Level:
-            parts = {name: saved[f"{name}_{n}"] for name in Level.__annotations__}
-            return Level(**(parts | {"discount": float(parts["discount"])}))
+    def from_arrays(cls, saved: Mapping[str, np.ndarray]) -> "KneserNey":
+        """Return a saved model; raise ValueError or KeyError if the arrays are none."""
 
-        return cls(int(saved["num_tokens"]), [level(n) for n in range(int(saved["order"]))])
+        def level(n: int) -> Level:
+            parts: dict[str, Any] = {name: saved[f"{name}_{n}"] for name in Level.__annotations__}
+            found = Level(**(parts | {"discount": float(parts["discount"])}))
+            found.refuse_unfit()
+            return found
+
+        num_tokens, order = int(saved["num_tokens"]), int(saved["order"])
+        if num_tokens < 1 or not 1 <= order <= 64 or num_tokens**order > 2**64:
+            raise ValueError(f"no n-grams of order {order} over {num_tokens} tokens")
+        return cls(num_tokens, [level(n) for n in range(order)])
 
 
 def _codes(blocks: np.ndarray, n: int, base: int) -> np.ndarray:

@@ -8,6 +8,8 @@ import numpy as np
 
 from tauflow import files
 from tauflow.errors import SettingsError
+from tauflow.tasks.text import arrays
+from tauflow.tasks.text.faults import first_line
 from tauflow.tasks.text.ngrams import KneserNey
 
 GRAM = 8
@@ -42,15 +44,32 @@ class TextStatistics:
             file.write(buffer.getvalue())
 
     @classmethod
-    def load(cls, path: Path, num_tokens: int) -> "TextStatistics":
-        with np.load(path, allow_pickle=False) as saved:
-            ngrams = KneserNey.from_arrays(saved)
-            if ngrams.num_tokens != num_tokens:
-                raise SettingsError(
-                    f"{path} was made with {ngrams.num_tokens} tokens, the model has {num_tokens}; remove it "
-                    "to make it again"
-                )
-            return cls(saved["unigrams"], saved["grams"], saved["validation"], ngrams)
+    def load(cls, path: Path, num_tokens: int, length: int) -> "TextStatistics":
+        """Read a file that is not trusted; raise SettingsError if it is damaged, or of another model."""
+        try:
+            saved = arrays.read(path)
+            own = {name: saved[name] for name in ("unigrams", "grams", "validation")}
+            found = cls(**own, ngrams=KneserNey.from_arrays(saved))
+            found._refuse_unfit(num_tokens, length)
+        except Exception as error:  # zipfile and numpy raise many kinds
+            raise SettingsError(
+                f"{path} is damaged or of another model ({first_line(error)}); remove it: it is made again "
+                "from the corpus"
+            ) from None
+        return found
+
+    def _refuse_unfit(self, num_tokens: int, length: int) -> None:
+        if self.ngrams.num_tokens != num_tokens:
+            raise ValueError(f"made with {self.ngrams.num_tokens} tokens, the model has {num_tokens}")
+        unigrams, grams, validation = self.unigrams, self.grams, self.validation
+        if unigrams.shape != (num_tokens,) or unigrams.dtype != np.float64 or not (unigrams >= 0).all():
+            raise ValueError("unigrams is no law of the tokens")
+        if grams.ndim != 1 or grams.dtype != np.uint64 or (length >= GRAM and not len(grams)):
+            raise ValueError("grams holds no hashes")
+        if validation.dtype.kind != "i" or validation.shape[1:] != (length,) or not len(validation):
+            raise ValueError(f"validation holds no blocks of {length} tokens")
+        if validation.min() < 0 or validation.max() >= num_tokens:
+            raise ValueError(f"validation holds tokens that are not in 0 to {num_tokens - 1}")
 
 
 def _hashes(tokens: np.ndarray) -> np.ndarray:

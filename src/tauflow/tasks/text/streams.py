@@ -77,9 +77,8 @@ class Streamed(IterableDataset):
             stream = stream.shuffle(seed=seed, buffer_size=self.shuffle)
         if self.share.world_size > 1:
             stream = split_dataset_by_node(stream, rank=self.share.rank, world_size=self.share.world_size)
-        for row in stream.with_format("torch"):
-            text = row[self.corpus.column]
-            if text and text.strip() and not self.split.validates(text):
+        for text in self.corpus.texts(stream.with_format("torch")):
+            if not self.split.validates(text):
                 yield text
 
 

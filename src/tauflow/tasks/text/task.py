@@ -3,12 +3,11 @@
 Shapes: B samples, D tokens of a block, V tokens of the vocabulary.
 """
 
-import hashlib
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self, get_type_hints
 
 import numpy as np
 import torch
@@ -16,12 +15,12 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 from torchmetrics import Metric, MetricCollection
 
-from tauflow import files as atomic_files
-from tauflow.errors import SettingsError
+from tauflow.errors import CheckpointError, SettingsError
 from tauflow.samplers import Prompt
 from tauflow.tasks.base import UNIGRAM_ITEMS, Task, unigram_law
 from tauflow.tasks.items import Share, Shuffled
 from tauflow.tasks.metrics import UnigramTotalVariation
+from tauflow.tasks.text import prompts
 from tauflow.tasks.text.blocks import Blocks, Fixed, InMemory, Split, cached_blocks
 from tauflow.tasks.text.corpus import BuiltIn, Corpus, DocumentName, Files, Hub
 from tauflow.tasks.text.judges import Judge
@@ -29,10 +28,17 @@ from tauflow.tasks.text.judging import Judging
 from tauflow.tasks.text.metrics import Distinct, Entropy, Memorised
 from tauflow.tasks.text.statistics import TextStatistics
 from tauflow.tasks.text.streams import Streamed, first_training_blocks, first_validation_blocks
-from tauflow.tasks.text.vocabulary import byte_level_bpe, characters, existing, vocabulary_from
+from tauflow.tasks.text.tokenizer_cache import cached_tokenizer
+from tauflow.tasks.text.vocabulary import existing, vocabulary_from
 
 STATISTICS = "statistics.npz"  # beside the checkpoints of a run
 STREAMED_STATISTICS = 4096  # blocks of a stream, at most
+NO_CORPUS = (
+    "no corpus is named, and that of a checkpoint is never opened by itself; name it: `sample.py --data "
+    "files=...` or `tauflow.load(path, data={'files': ...})`, or hub=..., or built_in=true"
+)
+PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
+PICTURES |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # these have none
 
 
 @dataclass(eq=False, repr=False)
@@ -40,8 +46,8 @@ class Text(Task):
     """Text in blocks of tokens: the built-in corpus, local files or a data set of the hub.
 
     Args:
-        files: names or patterns of text files, plain or .gz, separated by commas; without files and hub,
-            CPython's language reference.
+        files: names or patterns of text files, plain or .gz, separated by commas.
+        built_in: without files and hub, take CPython's language reference.
         document: what a document of a file is: a block between empty lines, or the file.
         hub: name of a data set of the hub.
         hub_config: its configuration.
@@ -66,6 +72,11 @@ class Text(Task):
         tokenizer_json: the tokenizer itself, as a checkpoint keeps it; overrides `tokenizer`.
     """
 
+    local: ClassVar[tuple[str, ...]] = (
+        *("files", "built_in", "hub", "hub_config", "hub_split", "hub_column", "streaming"),
+        *("judges", "cache"),
+    )
+
     files: str | None = None
     document: DocumentName = "block"
     hub: str | None = None
@@ -86,6 +97,7 @@ class Text(Task):
     seed: int = 0
     num_workers: int = 0
     tokenizer_json: str | None = None
+    built_in: bool = True
 
     def __post_init__(self) -> None:
         if self.files and self.hub:
@@ -98,11 +110,26 @@ class Text(Task):
                 "text needs length >= 3, batch_size >= 1, val_items >= 2 and val_share in (0, 1), got "
                 f"{self.length}, {self.batch_size}, {self.val_items} and {self.val_share}"
             )
-        self.tokenizer_json = self.tokenizer_json or self._tokenizer_json()
+        self.tokenizer_json = self.tokenizer_json or self._make_tokenizer()
         self.tokens = vocabulary_from(self.tokenizer_json)
         self.num_tokens = self.tokens.size
         self.shape = (self.length,)
         self._judge_device: torch.device | None = None  # that of the process, unless told otherwise
+
+    @classmethod
+    def rebuilt(cls, init_args: Mapping[str, Any], data: Mapping[str, Any]) -> Self:
+        """Rebuild the task from a file that is not trusted: with its tokenizer, and without its corpus.
+
+        It opens no corpus, cache, hub or judge but those that the user names in `data`.
+        """
+        if not isinstance(init_args.get("tokenizer_json"), str) or not init_args["tokenizer_json"]:
+            raise CheckpointError("the checkpoint has no tokenizer: its data.tokenizer_json is no text")
+        kinds = get_type_hints(cls)
+        for name, value in data.items():
+            if not isinstance(value, kinds[name]):
+                kind = getattr(kinds[name], "__name__", kinds[name])
+                raise SettingsError(f"{name} of the data is of type {kind}, got {value!r}")
+        return super().rebuilt(init_args, {"built_in": False, **data})
 
     # Data
 
@@ -111,8 +138,10 @@ class Text(Task):
         if self.hub:
             return self._hub
         if self.files:
-            return Files(tuple(name.strip() for name in self.files.split(",")), self.document)
-        return BuiltIn()
+            return Files.named(self.files, self.document)
+        if self.built_in:
+            return BuiltIn()
+        raise SettingsError(NO_CORPUS)
 
     @property
     def _hub(self) -> Hub:
@@ -122,7 +151,7 @@ class Text(Task):
     def _split(self) -> Split:
         return Split(self.length, self.val_share, self.seed)
 
-    def _tokenizer_json(self) -> str:
+    def _make_tokenizer(self) -> str:
         if self.tokenizer not in ("bpe", "characters"):
             return existing(self.tokenizer)
         if self.streaming:
@@ -130,20 +159,7 @@ class Text(Task):
                 f"--data.tokenizer {self.tokenizer} is made from all of the corpus, which a stream is not; "
                 "name a tokenizer"
             )
-        corpus = self.corpus
-        facts = (corpus.digest(), self.tokenizer, self.vocabulary, self.val_share, self.seed)
-        path = Path(self.cache) / f"tokenizer-{hashlib.sha256(repr(facts).encode()).hexdigest()[:24]}.json"
-        if not path.exists():
-            documents = list(corpus.documents())
-            if not documents:
-                raise SettingsError("the corpus is empty: there is no document with any text in it")
-            if self.tokenizer == "characters":
-                text = characters(documents)
-            else:
-                training = [document for document in documents if not self._split.validates(document)]
-                text = byte_level_bpe(training or documents, self.vocabulary)
-            atomic_files.write(path, text)
-        return path.read_text()
+        return cached_tokenizer(self.cache, self.tokenizer, self.vocabulary, self.corpus, self._split)
 
     def setup(self, stage: str | None = None) -> None:
         self.val_data = self._validation_items(stage)
@@ -163,7 +179,7 @@ class Text(Task):
         return cached_blocks(Path(self.cache), self.corpus, self.tokens, self._split, progress=True)
 
     def _validation_items(self, stage: str | None) -> Fixed:
-        if stage != "fit" and self.folder and (self.folder / STATISTICS).exists():
+        if stage != "fit" and self._saved:
             saved = InMemory({"tokens": self.statistics.validation})  # in their order
             return Fixed(saved, self.val_items)
         if not self.streaming:
@@ -181,27 +197,28 @@ class Text(Task):
         """Return the law of the first UNIGRAM_ITEMS training blocks, with one added to every count."""
         return unigram_law(torch.from_numpy(self._first_blocks(UNIGRAM_ITEMS)), self.num_tokens)
 
+    @property
+    def _saved(self) -> Path | None:
+        """Return the file with statistics beside the run, if there is one."""
+        return self.folder / STATISTICS if self.folder and (self.folder / STATISTICS).exists() else None
+
     @cached_property
     def statistics(self) -> TextStatistics:
         """Return statistics of the training split: from beside the run where they lie there, else counted."""
-        if self.folder and (self.folder / STATISTICS).exists():
-            return TextStatistics.load(self.folder / STATISTICS, self.num_tokens)
+        if self._saved:
+            return TextStatistics.load(self._saved, self.num_tokens, self.length)
         if not hasattr(self, "val_data"):
             self.setup("validate")
         train = self._first_blocks(max(1, self.statistics_tokens // self.length))
         return TextStatistics.of(train, self.val_data.tokens(), self.num_tokens)
 
-    @cached_property
+    @property
     def alone(self) -> str:  # type: ignore[override]  # the base class has a plain default
         """Say why a checkpoint without its corpus and statistics.npz can be measured in part only."""
-        try:
-            self.statistics  # noqa: B018
-        except SettingsError as error:
-            if self.folder is None or (self.folder / STATISTICS).exists():
-                raise
-            lost = "perplexity under ngram, unigram_tv, memorised_8grams and real data are skipped"
-            return f"{lost}: there is no {STATISTICS} beside the checkpoint, and no corpus ({error})"
-        return ""
+        if self._saved or self.hub or self.files or self.built_in:
+            return ""
+        lost = "perplexity under ngram, unigram_tv, memorised_8grams and real data are skipped"
+        return f"{lost}: there is no {STATISTICS} beside the checkpoint, and {NO_CORPUS}"
 
     # Samples
 
@@ -210,47 +227,17 @@ class Text(Task):
         return self.tokens.texts(tokens.tolist())
 
     def show(self, tokens: Tensor, condition: Tensor | None = None) -> list[str]:
-        """Return numbered texts; `¶` stands where a document ends."""
-        rows = enumerate(tokens.tolist(), start=1)
-        return [f"[{number}] {self.tokens.decode(row, eos=' ¶ ')}" for number, row in rows]
+        """Return numbered texts; `¶` stands where a document ends, control characters as pictures."""
+        texts = (self.tokens.decode(row, eos=" ¶ ").translate(PICTURES) for row in tokens.tolist())
+        return [f"[{number}] {text}" for number, text in enumerate(texts, start=1)]
 
     def prompt(self, text: str) -> Prompt:
         """Return the text that every sample begins with."""
-        return self._known([self.tokens.encode_strictly(text)])
+        return prompts.beginning(text, self.tokens, self.length)
 
     def infill(self, text: str) -> Prompt:
-        """Read text with blanks: n >= 2 underscores stand for n tokens to be found.
-
-        All that follows the text is to be found too. A space before a blank belongs to the blank where tokens
-        hold the space before their word, as those of byte-level BPE do.
-        """
-        parts: list[list[int] | int] = []
-        *before, last = re.split(r"(_{2,})", text)
-        for word in before:
-            if re.fullmatch(r"_{2,}", word):
-                parts.append(len(word))
-            else:
-                parts.append(self.tokens.encode_strictly(word if self.tokens.has_space else word.rstrip(" ")))
-        parts.append(self.tokens.encode_strictly(last))
-        if not any(isinstance(part, int) for part in parts):
-            raise SettingsError(
-                "--infill needs a blank: two or more underscores, as many as tokens may stand there"
-            )
-        return self._known(parts)
-
-    def _known(self, parts: list[list[int] | int]) -> Prompt:
-        tokens: list[int] = []
-        known: list[bool] = []
-        for part in parts:
-            ids = [0] * part if isinstance(part, int) else part
-            tokens += ids
-            known += [not isinstance(part, int)] * len(ids)
-        if len(tokens) > self.length:
-            raise SettingsError(
-                f"the text takes {len(tokens)} tokens, the model has {self.length}; shorten it"
-            )
-        rest = self.length - len(tokens)
-        return Prompt(torch.tensor(tokens + [0] * rest), torch.tensor(known + [False] * rest))
+        """Return text with blanks: n >= 2 underscores stand for n tokens to be found."""
+        return prompts.with_blanks(text, self.tokens, self.length)
 
     # Judges
 

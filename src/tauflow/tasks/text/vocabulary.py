@@ -4,16 +4,23 @@ A file is a tokenizer.json, or GPT-2's pair of files. A Vocabulary is a `tokeniz
 which token ends a document.
 """
 
-from collections.abc import Iterable
+import json
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tauflow.errors import SettingsError
+from tauflow.tasks.text.faults import first_line
 
 EOS, UNKNOWN = "<eos>", "<unk>"
 KNOWN_EOS = (EOS, "<|endoftext|>", "</s>", "<|end_of_text|>", "<eos_token>", "[SEP]")
+LARGEST = 2**20  # tokens of a BPE that is made here
+GROWTH = 2**16  # how many times as long the steps of a tokenizer may make a text; those of Llama 4 times
 PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # names of the files of GPT-2's BPE
 
 
@@ -34,13 +41,21 @@ class Vocabulary:
         return self.tokenizer.token_to_id(" ") is not None
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        with _blamed("the tokenizer cannot encode the corpus"):
+            encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def encode_strictly(self, text: str) -> list[int]:
         """Return tokens; refuse text that the vocabulary cannot express."""
+        broken = next((character for character in text if "\ud800" <= character <= "\udfff"), None)
+        if broken:
+            raise SettingsError(
+                f"the text holds broken Unicode ({broken!r} at character {text.index(broken) + 1}); write it "
+                "in UTF-8"
+            )
         unknown = self.tokenizer.token_to_id(UNKNOWN)
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        with _blamed("the model's tokenizer cannot encode the text"):
+            encoding = self.tokenizer.encode(text, add_special_tokens=False)
         for token, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if token == unknown:
                 raise SettingsError(
@@ -58,30 +73,72 @@ class Vocabulary:
                 part = []
             else:
                 part.append(token)
-        return eos.join(self.tokenizer.decode(piece, skip_special_tokens=False) for piece in [*parts, part])
+        with _blamed("the model's tokenizer cannot decode samples"):
+            texts = [self.tokenizer.decode(piece, skip_special_tokens=False) for piece in [*parts, part]]
+        return eos.join(texts)
 
     def texts(self, rows: list[list[int]]) -> list[str]:
         """Return the texts of samples, with an empty line where documents end."""
         return [self.decode(row, eos="\n\n") for row in rows]
 
 
-def vocabulary_from(json: str) -> Vocabulary:
-    """Read the text of a tokenizer.json."""
-    try:
-        tokenizer = Tokenizer.from_str(json)
-    except Exception as error:
+def vocabulary_from(text: str) -> Vocabulary:
+    """Read the text of a tokenizer.json, which is not trusted."""
+    with _blamed("this is no tokenizer.json that the tokenizers library can read"):
+        _refuse_growth(text)
+        tokenizer = Tokenizer.from_str(text)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.encode_special_tokens = True  # "<eos>" in a document is text
+        known = [name for name in KNOWN_EOS if tokenizer.token_to_id(name) is not None]
+        if not known:
+            tokenizer.add_special_tokens([EOS])
+    ids = sorted(tokenizer.get_vocab().values())
+    if ids != list(range(len(ids))):
         raise SettingsError(
-            f"this is no tokenizer.json that the tokenizers library can read: {error}"
-        ) from None
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    tokenizer.encode_special_tokens = True  # "<eos>" in a document is text
-    known = [name for name in KNOWN_EOS if tokenizer.token_to_id(name) is not None]
-    if not known:
-        tokenizer.add_special_tokens([EOS])
+            f"the tokenizer's {len(ids)} tokens have ids up to {ids[-1]}, with gaps or the same one twice; "
+            f"take one whose ids are 0 to {len(ids) - 1}"
+        )
+    if len(ids) < 2:
+        raise SettingsError("the tokenizer has no tokens; take another one")
     eos = tokenizer.token_to_id(known[0] if known else EOS)
     assert eos is not None
     return Vocabulary(tokenizer, eos)
+
+
+@contextmanager
+def _blamed(what: str) -> Iterator[None]:
+    """Raise SettingsError for whatever the tokenizers library raises, also where its Rust code panics."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise SettingsError(f"{what}: {first_line(error)}") from None
+
+
+def _refuse_growth(text: str) -> None:
+    """Raise ValueError if the steps of a tokenizer could turn a short text into a huge one."""
+    described = json.loads(text)
+    if not isinstance(described, dict):
+        raise ValueError("it is no JSON object")
+    for name in ("normalizer", "pre_tokenizer", "decoder"):
+        growth = math.prod(_growths(described.get(name)))
+        if growth > GROWTH:
+            raise ValueError(f"its {name} can make a text more than {GROWTH} times as long")
+
+
+def _growths(step: Any) -> Iterator[int]:
+    """Yield how many times as long each of the steps can make a text, where it can."""
+    if isinstance(step, list):
+        for each in step:
+            yield from _growths(each)
+    elif isinstance(step, dict):
+        if step.get("type") == "ByteLevel":
+            yield 4  # a character is up to four bytes
+        yield from (1 + len(step[name]) for name in ("content", "prepend") if isinstance(step.get(name), str))
+        for value in step.values():
+            yield from _growths(value)
 
 
 def characters(documents: Iterable[str]) -> str:
@@ -97,10 +154,10 @@ def characters(documents: Iterable[str]) -> str:
 
 def byte_level_bpe(documents: Iterable[str], size: int, progress: bool = False) -> str:
     """Return a tokenizer.json of byte-level BPE with `size` tokens, trained on the documents."""
-    if size < 257:
+    if not 257 <= size <= LARGEST:
         raise SettingsError(
             "byte-level BPE has 256 bytes and the end of a document: --data.vocabulary must be at least "
-            f"257, got {size}"
+            f"257, and at most {LARGEST}, got {size}"
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -136,13 +193,14 @@ def existing(name: str) -> str:
         return Tokenizer.from_pretrained(name).to_str()
     except Exception as error:
         raise SettingsError(
-            f"the tokenizer {name!r} cannot be fetched from the hub ({str(error).splitlines()[0]}); give a "
+            f"the tokenizer {name!r} cannot be fetched from the hub ({first_line(error)}); give a "
             "tokenizer.json instead"
         ) from None
 
 
 def _byte_level_from(vocabulary: Path, merges: Path) -> str:
-    tokenizer = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
+    with _blamed(f"{vocabulary} and {merges} are no BPE that the tokenizers library can read"):
+        tokenizer = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([name for name in KNOWN_EOS if tokenizer.token_to_id(name) is not None])
@@ -154,3 +212,7 @@ def _text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise SettingsError(f"{path} is no tokenizer.json: it is not text") from None
+    except OSError as error:
+        raise SettingsError(
+            f"the tokenizer {path} cannot be read ({error.strerror}); check its permissions"
+        ) from None

@@ -1,0 +1,197 @@
+"""What `python sample.py` was asked for: the model, the grid of cells, and all that decides the results."""
+
+import argparse
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tauflow.cli.sample_arguments import numbers, weights
+from tauflow.errors import CheckpointError, SettingsError
+from tauflow.files import digest, refuse_unwritable
+
+if TYPE_CHECKING:
+    import torch
+
+    from tauflow.evaluation.evaluate import SamplerGrid
+    from tauflow.train import Trained
+
+ROOT = Path(__file__).parents[3]
+TRIES = 100  # to read a checkpoint that a run replaces all the time
+
+SETTINGS = (
+    "num_samples",
+    "batch_size",
+    "seed",
+    "show",
+    "prompt",
+    "infill",
+    "judge",
+    "condition",
+    "temperature",
+    "precision",
+)
+"""Arguments that decide the results as they are."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checkpoint that was read, the grid on its model, and the settings of the results."""
+
+    path: Path
+    trained: "Trained"
+    grid: "SamplerGrid"
+    settings: dict[str, Any]
+
+    @property
+    def sha256(self) -> str:
+        return self.settings["checkpoint_sha256"]
+
+
+def requested(path: Path, arguments: argparse.Namespace, device: "torch.device") -> Request:
+    """Read the checkpoint and make the grid that was asked for; refuse what cannot be done."""
+    trained, sha256 = loaded(path, arguments, device)
+    if arguments.learn_order:
+        trained = _with_learned_order(trained, path)
+    grid = _grid(arguments, trained, device)
+    settings = {name: getattr(arguments, name) for name in SETTINGS}
+    settings |= {"step": trained.step, "checkpoint_sha256": sha256, "unconditional_sha256": None}
+    settings |= {"samplers": list(grid.samplers), "nfes": grid.nfes, "guidance": grid.guidance}
+    if arguments.unconditional:
+        settings["unconditional_sha256"] = digest(arguments.unconditional)
+    order = trained.model.order
+    if order is not None:
+        settings["order_sha256"] = hashlib.sha256(order.numpy().tobytes()).hexdigest()
+    return Request(path, trained, grid, settings)
+
+
+def loaded(path: Path, arguments: argparse.Namespace, device: "torch.device") -> tuple["Trained", str]:
+    """Load a checkpoint and return it with the SHA-256 of the file, however often a run replaces that."""
+    from tauflow.tasks.settings import parsed
+    from tauflow.train import load
+
+    classes, data = own_classes(arguments.classes), parsed(arguments.data)
+    for _ in range(TRIES):
+        before = _digest(path)
+        trained = load(path, device, classes, data)
+        if _digest(path) == before:
+            return trained, before
+    raise replaced(path)
+
+
+def replaced(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path} was replaced each time it was read; copy it and sample from the copy")
+
+
+def _digest(path: Path) -> str:
+    try:
+        return digest(path)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return ""  # load says what is there instead
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read the checkpoint {path} ({error.strerror or error}); name another one with --ckpt"
+        ) from None
+
+
+def own_classes(names: list[str]) -> list[type]:
+    """Import the user's own classes, named on the command line."""
+    from tauflow.imports import import_object
+
+    try:
+        return [import_object(name, object) for name in names]
+    except SettingsError as error:
+        raise SettingsError(f"--classes: {error}") from None
+
+
+def newest_checkpoint() -> Path:
+    """Return the best checkpoint of the newest run under checkpoints/; a shipped one where there is none."""
+    from tauflow.train.trained import SHIPPED
+
+    for folder in (Path("checkpoints"), ROOT / "checkpoints"):
+        found = [path for path in folder.rglob("*.ckpt") if path.parent.resolve() != SHIPPED]
+        if found:
+            newest = max(found, key=lambda path: path.stat().st_mtime)
+            best = newest.with_name("best.ckpt")
+            return best if best.exists() else newest
+    shipped = SHIPPED / "countdown_masked.ckpt"
+    if shipped.exists():
+        return shipped
+    raise CheckpointError(
+        "there is no checkpoint under checkpoints/; train one with `python train.py`, or name --ckpt"
+    )
+
+
+def tensorboard_folder(arguments: argparse.Namespace, path: Path) -> Path:
+    """Return where the results go for TensorBoard: beside the run, or with --out where there is no run."""
+    in_run = (path.parent / "config.yaml").exists()
+    if not in_run and arguments.out is None:
+        raise SettingsError(
+            f"{path} does not lie in the folder of a run; give --out DIR, and --tensorboard writes there"
+        )
+    folder = path.parent / "sampled" if in_run else arguments.out / "tensorboard"
+    refuse_unwritable(folder, "copy the run to a folder of your own, or drop --tensorboard")
+    return folder
+
+
+def _with_learned_order(trained: "Trained", path: Path) -> "Trained":
+    """Learn an order, seconds on a small model, and keep it as a file beside the checkpoint."""
+    from tauflow.theory import orders
+
+    print("learning an order from how coordinates depend on each other ...", flush=True)
+    refuse_unwritable(
+        path.parent, "the order is kept beside the checkpoint: copy it to a folder of your own first"
+    )
+    order = orders.learn_order(trained.model)
+    print(f"order       {orders.save(path, order)}", flush=True)
+    return dataclasses.replace(trained, model=dataclasses.replace(trained.model, order=order))
+
+
+def _grid(arguments: argparse.Namespace, trained: "Trained", device: "torch.device") -> "SamplerGrid":
+    from tauflow.evaluation.evaluate import SamplerGrid, task_of
+    from tauflow.evaluation.measure import Sampling
+
+    task = task_of(trained)
+    if arguments.judge:
+        task.use_judges(arguments.judge, device)
+    if arguments.prompt is not None and arguments.infill is not None:
+        raise SettingsError("give --prompt or --infill, not both")
+    if arguments.unconditional and not arguments.guidance:
+        raise SettingsError(
+            "--unconditional needs --guidance W, how much to guide away from it; 2 is a start"
+        )
+    prompt = None
+    if arguments.prompt is not None:
+        prompt = task.prompt(arguments.prompt)
+    if arguments.infill is not None:
+        prompt = task.infill(arguments.infill)
+    unconditional = None
+    if arguments.unconditional:
+        unconditional = loaded(arguments.unconditional, arguments, device)[0].model
+        facts = [
+            (each.process.num_tokens, each.shape, each.process.name)
+            for each in (trained.model, unconditional)
+        ]
+        if facts[0] != facts[1]:
+            raise SettingsError(
+                f"{arguments.unconditional} has another vocabulary, shape or source than the checkpoint; "
+                "guide with one of the same task"
+            )
+    sampling = Sampling(
+        arguments.num_samples,
+        arguments.batch_size,
+        arguments.seed,
+        arguments.show,
+        condition=None if arguments.condition is None else task.condition(arguments.condition),
+        prompt=prompt,
+        temperature=arguments.temperature,
+        unconditional=unconditional,
+    )
+    nfes, guidance = numbers(arguments.nfe, "--nfe"), weights(arguments.guidance)
+    return SamplerGrid.of(trained, samplers(arguments), nfes, guidance, sampling)
+
+
+def samplers(arguments: argparse.Namespace) -> list[str]:
+    """Return the samplers that were asked for; with --learn_order `auto` is the one that uses the order."""
+    return ["learned_order"] if arguments.learn_order and arguments.sampler == ["auto"] else arguments.sampler

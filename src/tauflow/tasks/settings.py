@@ -1,0 +1,33 @@
+"""Settings of a task as words of a command line: KEY=VALUE."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import yaml
+
+from tauflow.errors import SettingsError
+
+
+def parsed(words: Iterable[str]) -> dict[str, Any]:
+    """Return the settings that words such as "files=corpus.txt" give; a value is YAML without aliases."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise SettingsError(f"--data takes KEY=VALUE, such as files=corpus.txt, not {word!r}")
+        if name in found:
+            raise SettingsError(f"--data gives {name} twice; give it once, a list as {name}=[a, b]")
+        try:
+            found[name] = yaml.load(text, Loader=_Plain)
+        except (yaml.YAMLError, ValueError, RecursionError):
+            raise SettingsError(f"the value of --data {word!r} is no YAML; put quotes around text") from None
+    return found
+
+
+class _Plain(yaml.SafeLoader):
+    """Plain values; an alias, which can grow without limit, is refused."""
+
+    def compose_node(self, parent: Any, index: int) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("an alias")
+        return super().compose_node(parent, index)

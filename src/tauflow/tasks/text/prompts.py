@@ -1,0 +1,51 @@
+"""Prompts: what the user wrote, as tokens that are known and places that are not."""
+
+import re
+
+import torch
+
+from tauflow.errors import SettingsError
+from tauflow.samplers import Prompt
+from tauflow.tasks.text.vocabulary import Vocabulary
+
+BLANK = re.compile(r"(_{2,})")
+
+
+def beginning(text: str, vocabulary: Vocabulary, length: int) -> Prompt:
+    """Return the text that every sample of `length` tokens begins with."""
+    return _known([vocabulary.encode_strictly(text)], length)
+
+
+def with_blanks(text: str, vocabulary: Vocabulary, length: int) -> Prompt:
+    """Read text with blanks: n >= 2 underscores stand for n tokens to be found.
+
+    All that follows the text is to be found too. A space before a blank belongs to the blank where tokens
+    hold the space before their word, as those of byte-level BPE do.
+    """
+    parts: list[list[int] | int] = []
+    *before, last = BLANK.split(text)
+    for word in before:
+        if BLANK.fullmatch(word):
+            parts.append(len(word))
+        else:
+            parts.append(vocabulary.encode_strictly(word if vocabulary.has_space else word.rstrip(" ")))
+    parts.append(vocabulary.encode_strictly(last))
+    if not any(isinstance(part, int) for part in parts):
+        raise SettingsError(
+            "--infill needs a blank: two or more underscores, as many as tokens may stand there"
+        )
+    return _known(parts, length)
+
+
+def _known(parts: list[list[int] | int], length: int) -> Prompt:
+    """Return a prompt of tokens, and numbers of places to be found."""
+    taken = sum(part if isinstance(part, int) else len(part) for part in parts)
+    if taken > length:
+        raise SettingsError(f"the text takes {taken} tokens, the model has {length}; shorten it")
+    tokens: list[int] = []
+    known: list[bool] = []
+    for part in [*parts, length - taken]:
+        ids = [0] * part if isinstance(part, int) else part
+        tokens += ids
+        known += [not isinstance(part, int)] * len(ids)
+    return Prompt(torch.tensor(tokens), torch.tensor(known))
