@@ -2,5 +2,14 @@
 
 from tauflow.networks.base import Network, NetworkConfig, network_from
 from tauflow.networks.transformer import Transformer, TransformerConfig
+from tauflow.networks.unet import UNet, UNetConfig
 
-__all__ = ["Network", "NetworkConfig", "Transformer", "TransformerConfig", "network_from"]
+__all__ = [
+    "Network",
+    "NetworkConfig",
+    "Transformer",
+    "TransformerConfig",
+    "UNet",
+    "UNetConfig",
+    "network_from",
+]

@@ -2,6 +2,7 @@
 
 from tauflow.tasks.base import DataFacts, Task
 from tauflow.tasks.countdown import Countdown, LabelledCountdown
+from tauflow.tasks.images import Images
 from tauflow.tasks.items import Shuffled
 from tauflow.tasks.metrics import ConditionalSampleMean, SampleMean, SampleMetric, UnigramTotalVariation
 from tauflow.tasks.text import Text
@@ -10,6 +11,7 @@ __all__ = [
     "ConditionalSampleMean",
     "Countdown",
     "DataFacts",
+    "Images",
     "LabelledCountdown",
     "SampleMean",
     "SampleMetric",

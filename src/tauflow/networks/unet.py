@@ -1,0 +1,245 @@
+"""A U-Net denoiser for pictures.
+
+Shapes: B batch, D = H * P * C coordinates of a picture with H rows of P pixels with C channels (the channel
+fastest), S states, V data tokens, W width of a hidden row, F channels of a feature map, E features of time
+and condition, K columns of a condition.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tauflow.networks.anchors import Anchors
+from tauflow.networks.base import Network, NetworkConfig
+from tauflow.networks.features import ConditionFeatures, TimeFeatures
+from tauflow.networks.heads import LinearHead, LogisticHead
+
+GROUPS = 8  # of channels that are normalised together
+EMBEDDED = 16  # features of an embedded token
+LARGEST = {"width": 2**14, "blocks": 64, "mixtures": 1024}
+"""Sizes beyond any network that has been trained: larger ones are mistakes."""
+
+
+@dataclass(frozen=True)
+class UNetConfig(NetworkConfig):
+    """Sizes of the U-Net.
+
+    Args:
+        width: channels at full resolution, and the width of a coordinate's hidden row; a multiple of 8.
+        multipliers: channels over the width at each resolution; each is half of the one before.
+        blocks: residual blocks at each resolution, on the way down and on the way up.
+        attention: self-attention after each residual block at the lowest resolution.
+        input: how a token enters: as its value (ordered tokens, such as grey levels) or by an embedding
+            (tokens without an order, such as colours of a palette).
+        head: linear, or logistic: a mixture of discretised logistics, for ordered tokens.
+        mixtures: logistics of the mixture.
+        anchors: let the logistics start from blurs of the values that are known around a coordinate; for a
+            masked source.
+        time: tell the network t; a masked denoiser may ignore it, its exact posterior does not depend on t.
+    """
+
+    takes_condition: ClassVar[bool] = True
+
+    width: int = 32
+    multipliers: list[int] | tuple[int, ...] = (1, 2, 4)
+    blocks: int = 2
+    attention: bool = True
+    input: Literal["value", "embedding"] = "value"
+    head: Literal["linear", "logistic"] = "logistic"
+    mixtures: int = 5
+    anchors: bool = False
+    time: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "multipliers", tuple(self.multipliers))
+        sizes = {name: getattr(self, name) for name in LARGEST}
+        if not all(1 <= size <= LARGEST[name] for name, size in sizes.items()):
+            raise ValueError(f"sizes of a U-Net must be at least 1 and at most {LARGEST}, got {sizes}")
+        if not 1 <= len(self.multipliers) <= 10 or not all(1 <= each <= 64 for each in self.multipliers):
+            raise ValueError(
+                f"a U-Net needs 1 to 10 multipliers from 1 to 64, got {str(self.multipliers)[:100]}"
+            )
+        if self.width % GROUPS:
+            raise ValueError(f"width {self.width} must be a multiple of {GROUPS}, the groups of its norms")
+        if self.head == "logistic" and self.input != "value":
+            raise ValueError(
+                "head=logistic is for ordered tokens, which enter as values: set input to value, or head to "
+                "linear"
+            )
+        if self.anchors and self.head != "logistic":
+            raise ValueError("anchors belong to head=logistic; set it, or drop anchors")
+
+    def build(
+        self, shape: tuple[int, ...], num_states: int, num_tokens: int, conditions: tuple[int, ...] = ()
+    ) -> "UNet":
+        return UNet(self, shape, num_states, num_tokens, conditions)
+
+
+class UNet(Network):
+    """Residual blocks at falling and rising resolution; the maps of the way down are added on the way up."""
+
+    def __init__(
+        self,
+        config: UNetConfig,
+        shape: tuple[int, ...],
+        num_states: int,
+        num_tokens: int,
+        conditions: tuple[int, ...] = (),
+    ):
+        super().__init__()
+        if len(shape) not in (2, 3):
+            raise ValueError(f"a U-Net is for pictures of shape (H, W) or (H, W, C), not {tuple(shape)}")
+        self.config = config
+        self.shape = (*shape, 1)[:3]
+        self.conditions = tuple(conditions)
+        channels = self.shape[2]
+        self.inputs = Inputs(config.input, channels, num_states, num_tokens)
+        width = [config.width * multiplier for multiplier in config.multipliers]
+        features = 4 * config.width if config.time or conditions else 0
+        self.stem = nn.Conv2d(self.inputs.planes, width[0], 3, padding=1)
+        self.down = nn.ModuleList()
+        self.up = nn.ModuleList()
+        for level, size in enumerate(width):
+            attention = config.attention and level == len(width) - 1
+            below = width[level + 1] if level + 1 < len(width) else None
+            self.down.append(Level(size, config.blocks, attention, features))
+            self.up.append(Level(size, config.blocks, attention, features))
+            if below is not None:
+                self.down.append(nn.Conv2d(size, below, 3, stride=2, padding=1))
+                self.up.append(nn.Conv2d(below, size, 1))
+        self.norm = nn.GroupNorm(GROUPS, width[0])
+        self.rows = nn.Conv2d(width[0], channels * config.width, 1)
+        self.anchors = Anchors(self.shape, num_states, num_tokens) if config.anchors else None
+        self.output = self._head(num_tokens)
+        self.time = TimeFeatures(features) if config.time else None
+        self.condition = ConditionFeatures(self.conditions, features) if conditions else None
+
+    def _head(self, num_tokens: int) -> nn.Module:
+        if self.config.head == "linear":
+            return LinearHead(self.config.width, num_tokens)
+        return LogisticHead(
+            self.config.width, num_tokens, self.config.mixtures, self.anchors.count if self.anchors else 0
+        )
+
+    def hidden(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
+        rows, columns, channels = self.shape
+        x = x.view(-1, rows, columns, channels)
+        features = self._features(t, condition, len(x))
+        h = self.stem(self.inputs(x))  # (B, F, H, P)
+        kept = []
+        for part in self.down:
+            if isinstance(part, Level):
+                h = part(h, features)
+                kept.append(h)
+            else:
+                h = part(h)
+        for part in reversed(self.up):
+            if isinstance(part, Level):
+                skip = kept.pop()
+                h = part(h if h is skip else h + skip, features)
+            else:
+                h = F.interpolate(part(h), size=kept[-1].shape[-2:])
+        h = self.rows(F.silu(self.norm(h)))  # (B, C * W, H, P)
+        h = h.permute(0, 2, 3, 1).reshape(len(x), rows * columns * channels, self.config.width)
+        return h if self.anchors is None else torch.cat([h, self.anchors(x).to(h.dtype)], dim=-1)
+
+    def _features(self, t: Tensor, condition: Tensor | None, count: int) -> Tensor | None:
+        """Return what every block is told (B, E)."""
+        parts = []
+        if self.time is not None:
+            parts.append(self.time(t))
+        if self.condition is not None:
+            parts.append(self.condition(condition, count))
+        return F.silu(sum(parts)) if parts else None  # type: ignore[arg-type]  # a sum of tensors is one
+
+    def head(self, rows: Tensor) -> Tensor:
+        return self.output(rows)
+
+    def nll(self, rows: Tensor, x_1: Tensor) -> Tensor:
+        return self.output.nll(rows, x_1)  # type: ignore[operator]  # both heads have it
+
+    def compile_parts(self) -> None:
+        for part in (*self.down, *self.up):
+            part.compile()
+
+
+class Inputs(nn.Module):
+    """Tokens as planes (B, planes, H, P): their values and whether they are known, or embeddings."""
+
+    def __init__(self, kind: str, channels: int, num_states: int, num_tokens: int):
+        super().__init__()
+        self.num_tokens = num_tokens
+        self.masked = num_states > num_tokens
+        self.embedding = nn.Embedding(num_states, EMBEDDED) if kind == "embedding" else None
+        self.planes = channels * (EMBEDDED if self.embedding is not None else 1 + self.masked)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.embedding is not None:
+            return self.embedding(x).flatten(-2).permute(0, 3, 1, 2)
+        known = (x < self.num_tokens).float()
+        value = (x * (2 / max(1, self.num_tokens - 1)) - 1) * known  # in [-1, 1], 0 where masked
+        return (torch.cat([value, known], dim=-1) if self.masked else value).permute(0, 3, 1, 2)
+
+
+class Level(nn.Module):
+    """The residual blocks of one resolution."""
+
+    def __init__(self, size: int, blocks: int, attention: bool, features: int):
+        super().__init__()
+        self.blocks = nn.ModuleList(Residual(size, features) for _ in range(blocks))
+        self.attention = nn.ModuleList(Attention(size) for _ in range(blocks if attention else 0))
+
+    def forward(self, h: Tensor, features: Tensor | None) -> Tensor:
+        for number, block in enumerate(self.blocks):
+            h = block(h, features)
+            if self.attention:
+                h = self.attention[number](h)
+        return h
+
+
+class Residual(nn.Module):
+    """Two convolutions; time and condition scale and shift the map between them."""
+
+    def __init__(self, size: int, features: int):
+        super().__init__()
+        self.first_norm = nn.GroupNorm(GROUPS, size)
+        self.first = nn.Conv2d(size, size, 3, padding=1)
+        self.modulation = nn.Linear(features, 2 * size) if features else None
+        self.second_norm = nn.GroupNorm(GROUPS, size)
+        self.second = nn.Conv2d(size, size, 3, padding=1)
+        nn.init.zeros_(self.second.weight)  # the identity to begin with
+        assert self.second.bias is not None
+        nn.init.zeros_(self.second.bias)
+        if self.modulation is not None:
+            nn.init.zeros_(self.modulation.weight)
+            nn.init.zeros_(self.modulation.bias)
+
+    def forward(self, h: Tensor, features: Tensor | None) -> Tensor:
+        inner = self.second_norm(self.first(F.silu(self.first_norm(h))))
+        if self.modulation is not None:
+            scale, shift = self.modulation(features)[:, :, None, None].chunk(2, dim=1)
+            inner = torch.addcmul(shift, inner, 1 + scale)
+        return h + self.second(F.silu(inner))
+
+
+class Attention(nn.Module):
+    """Self-attention over the pixels of a map, in heads of 32 channels where they fit."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.heads = max(1, size // 32) if size % 32 == 0 else 1
+        self.norm = nn.GroupNorm(GROUPS, size)
+        self.qkv = nn.Conv2d(size, 3 * size, 1)
+        self.out = nn.Conv2d(size, size, 1)
+        nn.init.normal_(self.out.weight, std=1 / math.sqrt(100 * size))
+
+    def forward(self, h: Tensor) -> Tensor:
+        batch, size, rows, columns = h.shape
+        qkv = self.qkv(self.norm(h)).view(batch, 3, self.heads, size // self.heads, rows * columns)
+        q, k, v = (part.transpose(-1, -2) for part in qkv.unbind(1))  # (B, heads, H * P, F / heads) each
+        seen = F.scaled_dot_product_attention(q, k, v).transpose(-1, -2)
+        return h + self.out(seen.reshape(batch, size, rows, columns))

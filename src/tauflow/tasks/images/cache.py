@@ -1,0 +1,196 @@
+"""Pictures of one size in a cache: read once, memory-mapped ever after.
+
+A cache lies in `<root>/images-<key>/`: the pixels and labels of both splits as plain bytes, and facts.json
+with their shapes; the key is a digest of the source, the size and the split. It is built in a folder of its
+own and renamed when it is complete: an interrupted build leaves nothing that is taken for a cache, and of two
+builders at once the second finds the first one's and drops its own.
+
+Shapes: N pictures of H x W pixels.
+"""
+
+import hashlib
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tauflow import files
+from tauflow.errors import SettingsError, WriteError
+from tauflow.seeds import seed_of
+from tauflow.tasks.images.pictures import fitted
+from tauflow.tasks.images.sources import Picture, Source, SplitName
+from tauflow.tasks.images.tokens import palette_of
+
+VERSION = 1  # of the cache's format
+FACTS = "facts.json"
+LABEL = np.dtype("<i4")  # in files; -1 where there is none
+
+
+@dataclass(frozen=True)
+class Split:
+    """How pictures are brought to a size and shared between training and validation."""
+
+    size: tuple[int, int] | None  # (H, W); None: as they are
+    val_share: float  # of the pictures, chosen by their pixels, where the source has none for validation
+    seed: int
+
+    def validates(self, pixels: np.ndarray) -> bool:
+        """Return whether a picture is for validation, by its own pixels: copies are on the same side."""
+        own = hashlib.blake2b(pixels.tobytes(), digest_size=16).hexdigest()
+        return seed_of("split", self.seed, own) / 2**63 < self.val_share
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The pictures (N, H, W) or (N, H, W, 3), labels (N,) and names of classes in a folder."""
+
+    folder: Path
+    pictures: dict[SplitName, np.ndarray]
+    labels: dict[SplitName, np.ndarray]
+    classes: list[str]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        height, width = self.pictures["train"].shape[1:3]
+        return height, width
+
+    @property
+    def coloured(self) -> bool:
+        return self.pictures["train"].ndim == 4
+
+    def palette(self, count: int) -> list[list[int]]:
+        """Return the palette of the training pictures, made once."""
+        path = self.folder / f"palette-{count}.json"
+        if not path.exists():
+            files.write(path, json.dumps(palette_of(self.pictures["train"], count)))
+        try:
+            return json.loads(path.read_text())
+        except ValueError:
+            raise _damaged(path) from None
+
+
+def cached(root: Path, source: Source, split: Split, progress: bool = False) -> Cache:
+    """Return the pictures of a source; build their cache if needed."""
+    facts = (VERSION, source.digest(), split.size, split.val_share, split.seed)
+    folder = root / f"images-{hashlib.sha256(repr(facts).encode()).hexdigest()[:24]}"
+    if not folder.is_dir():
+        with _complete(folder) as new:
+            _build(new, source, split, progress)
+    return _opened(folder)
+
+
+def _opened(folder: Path) -> Cache:
+    try:
+        facts = json.loads((folder / FACTS).read_text())
+        shape, counts, classes = tuple(facts["shape"]), facts["counts"], list(facts["classes"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise _damaged(folder / FACTS) from None
+    names: tuple[SplitName, ...] = ("train", "val")
+    pictures = {
+        name: _mapped(folder / f"{name}.pixels", np.dtype("u1"), (counts[name], *shape)) for name in names
+    }
+    labels = {name: _mapped(folder / f"{name}.labels", LABEL, (counts[name],)) for name in names}
+    return Cache(folder, pictures, labels, classes)
+
+
+def _mapped(path: Path, kind: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    if not path.is_file() or path.stat().st_size != math.prod(shape) * kind.itemsize:
+        raise _damaged(path)
+    return np.memmap(path, dtype=kind, mode="r", shape=shape)
+
+
+def _damaged(path: Path) -> SettingsError:
+    return SettingsError(f"{path} is damaged; remove the folder {path.parent}, and it is built again")
+
+
+@contextmanager
+def _complete(folder: Path) -> Iterator[Path]:
+    """Give a new folder that takes its name only when it is complete, unless another process was faster."""
+    new: Path | None = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building."))
+        yield new
+        new.rename(folder)  # fails where the folder is there already
+    except OSError as error:
+        if not folder.is_dir():
+            reason = error.strerror or str(error)
+            raise WriteError(
+                f"cannot write the cache of pictures {folder} ({reason}); free some space, or choose another "
+                "folder with --data.cache",
+                error.errno,
+            ) from error
+    finally:
+        if new is not None:
+            shutil.rmtree(new, ignore_errors=True)
+
+
+def _build(folder: Path, source: Source, split: Split, progress: bool) -> None:
+    classes = source.classes()
+    own = source.has_validation()
+    counts = {"train": 0, "val": 0}
+    shape: tuple[int, ...] = ()
+    with ExitStack() as stack:
+        out = {
+            f"{name}.{kind}": stack.enter_context(open(folder / f"{name}.{kind}", "wb"))
+            for name in counts
+            for kind in ("pixels", "labels")
+        }
+        for given in ("train", "val") if own else ("train",):
+            for picture in _track(source.read(given), f"reading pictures ({given})", progress):  # type: ignore[arg-type]  # the two splits
+                pixels = _checked(picture, split, shape)
+                shape = pixels.shape
+                name = given if own else "val" if split.validates(pixels) else "train"
+                out[f"{name}.pixels"].write(pixels.tobytes())
+                out[f"{name}.labels"].write(LABEL.type(_label(picture, classes)).tobytes())
+                counts[name] += 1
+    if not min(counts.values()):
+        raise SettingsError(
+            f"there are {counts['train']} pictures for training and {counts['val']} for validation "
+            f"({split.val_share:.1%} of all, chosen by their pixels); give more pictures, or another "
+            "--data.val_share"
+        )
+    files.write(folder / FACTS, json.dumps({"shape": shape, "counts": counts, "classes": classes}))
+
+
+def _checked(picture: Picture, split: Split, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a picture in its size; refuse one of another size or kind than those before it."""
+    pixels = picture.pixels if split.size is None else fitted(picture.pixels, split.size, picture.name)
+    if shape and pixels.ndim != len(shape):
+        kinds = ("grey", "in colour")
+        kind, others = kinds if pixels.ndim == 2 else kinds[::-1]
+        raise SettingsError(
+            f"{picture.name} is {kind}, the pictures before it are {others}; convert or remove it"
+        )
+    if shape and pixels.shape != shape:
+        raise SettingsError(
+            f"{picture.name} has {pixels.shape[0]} x {pixels.shape[1]} pixels, the pictures before it have "
+            f"{shape[0]} x {shape[1]}; give --data.size to bring all to one size"
+        )
+    return pixels
+
+
+def _label(picture: Picture, classes: list[str]) -> int:
+    if not classes:
+        return -1
+    if picture.label is None or not 0 <= picture.label < len(classes):
+        raise SettingsError(
+            f"{picture.name} has the label {picture.label}, the classes are 0 to {len(classes) - 1}; give it "
+            "one of them, or train with --data.labels false"
+        )
+    return picture.label
+
+
+def _track(pictures: Iterable[Picture], description: str, progress: bool) -> Iterable[Picture]:
+    if not progress:
+        return pictures
+    from rich import get_console
+    from rich.progress import track
+
+    return track(pictures, description=description, transient=True, disable=not get_console().is_terminal)

@@ -1,0 +1,56 @@
+"""Settings of pictures that do not go together."""
+
+from typing import TYPE_CHECKING, get_args
+
+from tauflow.errors import SettingsError
+from tauflow.tasks.images.tokens import TokensName
+
+if TYPE_CHECKING:
+    from tauflow.tasks.images.task import Images
+
+SOURCES = ("hub", "pictures", "npz", "idx")
+LARGEST = 1024  # pixels of a side
+
+
+def refuse_unfit(task: "Images") -> None:
+    """Refuse settings that are wrong whatever the pictures are."""
+    named = [name for name in SOURCES if getattr(task, name) is not None]
+    if len(named) > 1:
+        raise SettingsError(f"give one source of pictures, not {' and '.join(f'--data.{n}' for n in named)}")
+    for name in ("hub_config", "hub_val_split", "image_column", "label_column"):
+        if getattr(task, name) is not None and not task.hub:
+            raise SettingsError(
+                f"--data.{name} belongs to a data set of the hub; give --data.hub, or drop it"
+            )
+    if task.label_column and not task.labels:
+        raise SettingsError("--data.label_column needs --data.labels true")
+    if task.tokens not in get_args(TokensName):
+        raise SettingsError(f"--data.tokens is one of {', '.join(get_args(TokensName))}, not {task.tokens}")
+    given = task.size if isinstance(task.size, list | tuple) else [1 if task.size is None else task.size] * 2
+    if len(given) != 2 or not all(isinstance(side, int) and 1 <= side <= LARGEST for side in given):
+        raise SettingsError(
+            f"--data.size is the pixels of a side, 1 to {LARGEST}, or [height, width]; got {task.size}"
+        )
+    if task.batch_size < 1 or task.val_items < 2 or not 0 < task.val_share < 1:
+        raise SettingsError(
+            "images need batch_size >= 1, val_items >= 2 and val_share in (0, 1), got "
+            f"{task.batch_size}, {task.val_items} and {task.val_share}"
+        )
+    if task.palette_colours is not None and (
+        task.tokens != "palette" or len(task.palette_colours) != task.levels
+    ):
+        raise SettingsError(
+            f"--data.palette_colours needs --data.tokens palette and --data.levels "
+            f"{len(task.palette_colours)}, got {task.tokens} and {task.levels}"
+        )
+    names = task.class_names
+    if names is not None:
+        distinct = {name.casefold() for name in names if isinstance(name, str)}
+        if not task.labels or not names or len(distinct) < len(names):
+            raise SettingsError("--data.class_names are different names, and need --data.labels true")
+
+
+def sides(size: int | list[int]) -> tuple[int, int]:
+    """Return the height and width of a setting."""
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width

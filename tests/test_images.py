@@ -1,0 +1,754 @@
+"""Images: sources of pictures, tokens, the cache, items, and what a checkpoint keeps."""
+
+import gzip
+import io
+import json
+import math
+import multiprocessing
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tauflow.errors import SettingsError, WriteError
+from tauflow.tasks.images import Images
+from tauflow.tasks.images.tokens import RGB, UNKNOWN, Decorrelated, Grey, Palette
+from tauflow.train.described import describe
+
+KINDS = ["grey", "rgb", "decorrelated", "palette"]
+
+
+def photographs(count=24, height=8, width=8, seed=0):
+    """Coloured pictures without order, with more than 16 colours."""
+    return np.random.default_rng(seed).integers(0, 256, (count, height, width, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def npz(tmp_path):
+    """An .npz of 24 coloured pictures for training and 6 for validation, in two classes."""
+    path = tmp_path / "data.npz"
+    np.savez(
+        path,
+        images=photographs(),
+        labels=np.arange(24) % 2,
+        test_images=photographs(6, seed=1),
+        test_labels=np.arange(6) % 2,
+        class_names=np.array(["Cat", "dog"]),
+    )
+    return path
+
+
+def images(tmp_path, **settings):
+    return Images(cache=str(tmp_path / "cache"), **({"val_items": 4, "batch_size": 2} | settings))
+
+
+def tokens_of(data, count):
+    return torch.stack([data[number]["tokens"] for number in range(count)])
+
+
+# Tokens
+
+
+@pytest.mark.parametrize("levels", [2, 8, 32, 256])
+@pytest.mark.parametrize("kind", [RGB, Decorrelated])
+def test_channels_lose_low_bits_only(kind, levels):
+    pictures = torch.from_numpy(photographs(40))
+    tokens = kind(levels).encode(pictures)
+    assert tokens.max() == levels - 1
+    shown = kind(levels).decode(tokens)
+    step = 256 // levels
+    assert torch.equal(shown // step, pictures // step), "every pixel has its level again"
+    assert (shown.min(), shown.max()) == (0, 255), "black stays black and white stays white"
+    assert torch.equal(kind(levels).encode(shown), tokens)
+    if levels == 256:
+        assert torch.equal(shown, pictures)
+
+
+def test_decorrelated_tokens_are_a_bijection_of_colours():
+    levels = torch.arange(8)
+    every = torch.cartesian_prod(levels, levels, levels)
+    pictures = RGB(8).decode(every[None])
+    tokens = Decorrelated(8).encode(pictures)[0]
+    assert len(tokens.unique(dim=0)) == 8**3
+    red, green, blue = (every[:, channel] for channel in range(3))
+    by_hand = torch.stack([green, (red - green + 4) % 8, (blue - green + 4) % 8], -1)
+    assert torch.equal(tokens.long(), by_hand)
+
+
+def test_grey_of_colours_is_their_luma():
+    pure = torch.tensor([[[[255, 0, 0], [0, 255, 0], [0, 0, 255], [9, 9, 9]]]], dtype=torch.uint8)
+    by_pillow = np.array(Image.fromarray(pure[0].numpy()).convert("L"))
+    assert Grey(256).encode(pure)[0].tolist() == by_pillow.tolist() == [[76, 150, 29, 9]]
+    assert Grey(256).encode(pure[..., 0])[0].tolist() == [[255, 0, 0, 9]]
+
+
+def test_palette_takes_the_nearest_colour():
+    colours = photographs(1, 4, 4)[0].reshape(-1, 3)
+    palette = Palette(colours.tolist())
+    pictures = photographs(5, seed=1)
+    distances = ((pictures[..., None, :].astype(int) - colours.astype(int)) ** 2).sum(-1)
+    expected = torch.from_numpy(distances.argmin(-1))
+    assert torch.equal(palette.encode(torch.from_numpy(pictures)).long(), expected)
+    assert torch.equal(palette.encode(torch.from_numpy(pictures)).long(), expected), "colours seen before too"
+    assert np.array_equal(palette.decode(expected).numpy(), colours[expected.numpy()])
+
+
+@pytest.mark.parametrize("tokens", KINDS)
+def test_masks_are_shown_in_grey(npz, tmp_path, tokens):
+    task = images(tmp_path, npz=str(npz), tokens=tokens, levels=16)
+    sample = torch.zeros(2, task.length, dtype=torch.long)
+    sample[0] = task.num_tokens
+    shown = task.show(sample)
+    assert shown.dtype == np.uint8
+    assert shown.shape == (2, 8, 8, 3)
+    assert (shown[0] == UNKNOWN).all()
+    assert (shown[1] != UNKNOWN).any()
+
+
+def test_the_palette_fits_the_training_pictures(tmp_path):
+    """Sixteen colours of which each pixel has one, with noise of 3 levels: k-means finds them."""
+    centres = np.stack(np.meshgrid([30, 220], [20, 90, 160, 230], [40, 210]), -1).reshape(-1, 3)
+    generator = np.random.default_rng(0)
+    chosen = centres[generator.integers(len(centres), size=(64, 8, 8))]
+    noisy = np.clip(chosen + generator.integers(-3, 4, chosen.shape), 0, 255).astype(np.uint8)
+    np.savez(tmp_path / "a.npz", images=noisy)
+    task = images(tmp_path, npz=str(tmp_path / "a.npz"), tokens="palette", levels=16)
+    found = np.array(task.palette_colours)
+    off = np.abs(found[:, None] - centres[None]).max(-1)
+    assert (off.min(0) <= 1).all(), "the mean of 250 pixels is off by 0.13"
+    again = images(tmp_path / "elsewhere", npz=str(tmp_path / "a.npz"), tokens="palette", levels=16)
+    assert again.palette_colours == task.palette_colours
+    luma = found @ np.array([299, 587, 114])
+    assert (np.diff(luma) >= 0).all()
+
+
+# Sources
+
+
+def test_an_npz_with_pictures_for_validation(npz, tmp_path):
+    task = images(tmp_path, npz=str(npz), labels=True)
+    assert (task.shape, task.num_tokens, task.conditions, task.size) == ((8, 8, 3), 256, (2,), 8)
+    assert task.class_names == ["Cat", "dog"]
+    task.setup("fit")
+    training = {bytes(each) for each in photographs()}
+    seen = [task.train_data[position] for position in range(24)]
+    assert {bytes(item["tokens"].numpy().astype(np.uint8)) for item in seen} == training
+    by_pixels = {bytes(each): number % 2 for number, each in enumerate(photographs())}
+    for item in seen:
+        assert item["condition"].tolist() == [by_pixels[bytes(item["tokens"].numpy().astype(np.uint8))]]
+    validation = {bytes(each) for each in photographs(6, seed=1)}
+    assert len(task.val_data) == 4
+    assert {bytes(each.numpy().astype(np.uint8)) for each in tokens_of(task.val_data, 4)} <= validation
+
+
+def test_without_pictures_for_validation_a_share_is_chosen_by_pixels(tmp_path):
+    twice = np.concatenate([photographs(100), photographs(100)])
+    np.savez(tmp_path / "a.npz", images=twice[..., :1])
+    task = images(tmp_path, npz=str(tmp_path / "a.npz"), tokens="grey", val_share=0.3, val_items=200)
+    task.setup("fit")
+    count = len(task.val_data)
+    assert count % 2 == 0, "copies are on the same side"
+    assert abs(count / 200 - 0.3) < 5 * math.sqrt(0.3 * 0.7 / 100)
+    validation = {bytes(each.numpy()) for each in tokens_of(task.val_data, count)}
+    training = {bytes(each.numpy()) for each in tokens_of(task.train_data, 200 - count)}
+    assert not validation & training
+    assert len(validation | training) == 100
+
+
+def idx(array):
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+@pytest.mark.parametrize("end", ["", ".gz"])
+@pytest.mark.parametrize("dot", ["-", "."])
+def test_files_of_mnist(tmp_path, end, dot):
+    pictures, labels = photographs(20)[..., 0], np.arange(20, dtype=np.uint8) % 10
+    for stem, array in (("images", pictures), ("labels", labels)):
+        for split, part in (("train", array[:15]), ("t10k", array[15:])):
+            data = idx(np.ascontiguousarray(part))
+            name = f"{split}-{stem}{dot}idx{array.ndim}-ubyte{end}"
+            (tmp_path / name).write_bytes(gzip.compress(data) if end else data)
+    task = images(tmp_path, idx=str(tmp_path), tokens="grey", labels=True)
+    assert (task.shape, task.conditions, task.class_names) == ((8, 8), (10,), [str(n) for n in range(10)])
+    task.setup("fit")
+    assert {bytes(each.numpy().astype(np.uint8)) for each in tokens_of(task.train_data, 15)} == {
+        bytes(each) for each in np.ascontiguousarray(pictures[:15])
+    }
+    named = images(tmp_path, idx=str(tmp_path), tokens="grey", labels=True, class_names=list("abcdefghij"))
+    named.setup("fit")
+    assert named.condition("j").tolist() == [9]
+    few = images(tmp_path, idx=str(tmp_path), tokens="grey", labels=True, class_names=["a", "b"], size=8)
+    with pytest.raises(SettingsError, match="2 names, the pictures have 10 classes"):
+        few.setup("fit")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Pictures in two subfolders, in several formats and sizes."""
+    for number, picture in enumerate(photographs(30, 12, 16)):
+        path = (
+            tmp_path
+            / "set"
+            / ("hot" if number % 3 else "cold")
+            / f"{number}.{('png', 'bmp', 'ppm')[number % 3]}"
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(path)
+    return tmp_path / "set"
+
+
+def test_a_folder_with_classes(folder, tmp_path):
+    (folder / "notes.txt").write_text("no picture")
+    task = images(tmp_path, pictures=str(folder), labels=True, val_share=0.2)
+    assert task.class_names == ["cold", "hot"]
+    assert (task.shape, task.size) == ((12, 16, 3), [12, 16])
+    task.setup("fit")
+    wanted = {bytes(each): min(1, number % 3) for number, each in enumerate(photographs(30, 12, 16))}
+    for position in range(20):
+        item = task.train_data[position]
+        assert item["condition"].tolist() == [wanted[bytes(item["tokens"].numpy().astype(np.uint8))]]
+
+
+def test_a_changed_folder_is_read_again(folder, tmp_path):
+    before = images(tmp_path, pictures=str(folder), val_share=0.2)
+    path = folder / "cold" / "0.png"
+    Image.fromarray(photographs(1, 12, 16, seed=9)[0]).save(path)
+    after = images(tmp_path, pictures=str(folder), val_share=0.2)
+    assert before.reference_pictures(99).double().mean() != after.reference_pictures(99).double().mean()
+    Image.fromarray(photographs(1, 12, 12)[0]).save(folder / "cold" / "new.png")
+    with pytest.raises(SettingsError, match=r"12 x 1[26] pixels, the pictures before .* --data.size"):
+        images(tmp_path, pictures=str(folder), val_share=0.2)
+
+
+def test_sizes_are_reduced_by_area_from_the_middle(folder, tmp_path):
+    task = images(tmp_path, pictures=str(folder), size=6, val_share=0.2)
+    task.setup("fit")
+    middle = photographs(30, 12, 16)[:, :, 2:14].astype(float)
+    means = middle.reshape(30, 6, 2, 6, 2, 3).mean((2, 4))
+    for tokens in tokens_of(task.train_data, 20):
+        off = np.abs(means - tokens.numpy()).max((1, 2, 3))
+        assert off.min() <= 1, "rounded twice, along rows and along columns"
+    with pytest.raises(
+        SettingsError, match=r"12 x 16 pixels and is not enlarged to 32 x 32; lower --data.size"
+    ):
+        images(tmp_path, pictures=str(folder), size=32).setup("fit")
+
+
+@pytest.fixture
+def hub_folder(tmp_path):
+    """A local data set of the datasets library, in two splits, with two columns of classes."""
+    from datasets import ClassLabel, Dataset, Features, Value
+    from datasets import Image as Pictures
+
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    kinds = Features(
+        {
+            "img": Pictures(),
+            "fine": ClassLabel(names=["cat", "dog", "elk"]),
+            "coarse": ClassLabel(names=["tame", "wild"]),
+            "text": Value("string"),
+        }
+    )
+    for split, count, seed in (("train", 9, 0), ("test", 6, 1)):
+        columns = {
+            "img": [Image.fromarray(each) for each in photographs(count, seed=seed)],
+            "fine": [number % 3 for number in range(count)],
+            "coarse": [number % 2 for number in range(count)],
+            "text": ["no"] * count,
+        }
+        Dataset.from_dict(columns, features=kinds).to_parquet(folder / f"{split}-00000-of-00001.parquet")
+    return folder
+
+
+def test_a_data_set_of_the_hub(hub_folder, tmp_path):
+    task = images(tmp_path, hub=str(hub_folder), labels=True, label_column="fine", size=8)
+    assert task.class_names == ["cat", "dog", "elk"]
+    task.setup("fit")
+    wanted = {bytes(each): number % 3 for number, each in enumerate(photographs(9))}
+    for position in range(9):
+        item = task.train_data[position]
+        assert item["condition"].tolist() == [wanted[bytes(item["tokens"].numpy().astype(np.uint8))]]
+    validation = {bytes(each) for each in photographs(6, seed=1)}
+    assert {bytes(each.numpy().astype(np.uint8)) for each in tokens_of(task.val_data, 4)} <= validation
+    swapped = images(tmp_path, hub=str(hub_folder), hub_split="test", hub_val_split="train", val_items=99)
+    swapped.setup("fit")
+    assert len(swapped.val_data) == 9
+    alone = images(tmp_path, hub=str(hub_folder), hub_split="test", val_share=0.5, val_items=99)
+    alone.setup("fit")
+    assert len(alone.val_data) < 6, "what is trained on is no validation set"
+    assert swapped.conditions == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"labels": True}, "name one of fine, coarse as --data.label_column"),
+        ({"labels": True, "label_column": "text"}, "no such column of type ClassLabel; .* fine, coarse"),
+        ({"image_column": "text"}, "no such column of type Image; .* img"),
+        ({"hub_split": "extra"}, "has no split 'extra'; it has: train, test"),
+        ({"hub": "/no/such/set"}, "cannot load the pictures '/no/such/set'"),
+    ],
+)
+def test_columns_and_splits_that_are_not_there(hub_folder, tmp_path, settings, message):
+    with pytest.raises(SettingsError, match=message):
+        images(tmp_path, **({"hub": str(hub_folder)} | settings))
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "name the pictures: --data.hub, --data.pictures, --data.npz, --data.idx"),
+        ({"npz": "a", "idx": "b"}, "one source of pictures, not --data.npz and --data.idx"),
+        ({"npz": "a", "hub_config": "b"}, "--data.hub_config belongs to a data set of the hub"),
+        ({"hub": "a", "label_column": "b"}, "needs --data.labels true"),
+        ({"npz": "none.npz", "levels": 100}, "power of two from 2 to 256, got 100"),
+        ({"npz": "none.npz", "levels": 512}, "power of two from 2 to 256, got 512"),
+        ({"npz": "none.npz", "size": 0}, "pixels of a side, 1 to 1024"),
+        ({"npz": "none.npz", "size": [8]}, "pixels of a side, 1 to 1024"),
+        ({"npz": "none.npz", "val_share": 1.0}, "val_share in"),
+        ({"npz": "none.npz", "tokens": "hsv"}, "one of grey, rgb, decorrelated, palette, not hsv"),
+        ({"npz": "none.npz", "class_names": ["a", "b"]}, "need --data.labels true"),
+        ({"npz": "none.npz", "class_names": ["a", "A"], "labels": True}, "different names"),
+        ({"npz": "none.npz", "palette_colours": [[0, 0, 0]]}, "needs --data.tokens palette"),
+        ({"npz": "none.npz"}, "none.npz is no .npz file that can be read .there is no such file"),
+        ({"idx": "nowhere"}, "nowhere is no folder with train-images-idx3-ubyte"),
+        ({"pictures": "nowhere"}, "there is no folder nowhere"),
+    ],
+)
+def test_settings_that_do_not_go_together(tmp_path, settings, message):
+    with pytest.raises(SettingsError, match=message):
+        images(tmp_path, **settings)
+
+
+@pytest.mark.parametrize(
+    ("colours", "message"),
+    [
+        ([[0, 0, 0], [0, 0, 0]], "names a colour twice"),
+        ([[0, 0, 0], [0, 0, 256]], "2 to 256 colours"),
+        ([[0, 0, 0], [0, 0]], "2 to 256 colours"),
+        ([[0.5, 0, 0], [0, 0, 0]], "2 to 256 colours"),
+    ],
+)
+def test_palettes_that_are_none(colours, message):
+    with pytest.raises(SettingsError, match=message):
+        Images(size=4, tokens="palette", levels=2, palette_colours=colours)
+
+
+def grey_npz(tmp_path, **arrays):
+    path = tmp_path / "a.npz"
+    np.savez(path, **arrays)
+    return {"npz": str(path), "tokens": "grey"}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"pictures": np.zeros(3)}, "has no array 'images'; it has pictures"),
+        ({"images": np.zeros((0, 8, 8), np.uint8)}, r"must be uint8 .* got uint8 \(0, 8, 8\)"),
+        ({"images": np.zeros((9, 8, 8))}, "got float64 .* save them as uint8"),
+        ({"images": np.zeros((9, 8, 8, 4), np.uint8)}, r"got uint8 \(9, 8, 8, 4\)"),
+        ({"images": np.array([{}], dtype=object)}, "holds objects of Python"),
+        ({"images": np.zeros((9, 8, 8), np.uint8), "labels": np.zeros(8, int)}, "one for each of the 9"),
+        ({"images": np.zeros((9, 8, 8), np.uint8), "labels": np.full(9, -1)}, "whole numbers from 0 on"),
+        (
+            {"images": np.zeros((9, 8, 8), np.uint8)},
+            "9 pictures for training and 0 for validation|0 pictures",
+        ),
+    ],
+)
+def test_npz_files_that_are_none(tmp_path, arrays, message):
+    with pytest.raises(SettingsError, match=message):
+        images(tmp_path, **grey_npz(tmp_path, **arrays))
+    assert not list((tmp_path / "cache").glob("*")), "no half-built cache is left"
+
+
+def test_labels_that_are_missing(tmp_path):
+    pictures = photographs(60)[..., 0]
+    with pytest.raises(SettingsError, match=r"the pictures have no labels; train with --data.labels false"):
+        images(tmp_path, **grey_npz(tmp_path, images=pictures), labels=True)
+
+
+def test_grey_pictures_where_colours_are_needed(tmp_path, folder):
+    grey = grey_npz(tmp_path, images=photographs(60)[..., 0])
+    with pytest.raises(
+        SettingsError, match=r"--data.tokens rgb needs colours, the pictures are grey; use grey"
+    ):
+        images(tmp_path, **(grey | {"tokens": "rgb"}))
+    Image.fromarray(photographs(1, 12, 16)[0, ..., 0]).save(folder / "hot" / "zz.png")
+    with pytest.raises(SettingsError, match=r"zz.png is grey, the pictures before it are in colour"):
+        images(tmp_path, pictures=str(folder))
+
+
+def test_a_palette_larger_than_the_colours(tmp_path):
+    few = np.repeat(photographs(60, 8, 1), 8, axis=2) // 128 * 128
+    np.savez(tmp_path / "few.npz", images=few)
+    with pytest.raises(SettingsError, match=r"have 8 colours, not 9; lower --data.levels"):
+        images(tmp_path, npz=str(tmp_path / "few.npz"), tokens="palette", levels=9)
+    task = images(tmp_path, npz=str(tmp_path / "few.npz"), tokens="palette", levels=8)
+    assert {tuple(each) for each in task.palette_colours} == {tuple(each) for each in few.reshape(-1, 3)}
+
+
+def test_an_npz_that_unpacks_to_much_more_than_pictures_do(tmp_path):
+    path = tmp_path / "bomb.npz"
+    np.savez_compressed(path, images=np.zeros((65 * 2**10, 32, 32), np.uint8))
+    with pytest.raises(SettingsError, match=r"bomb.npz unpacks to 65 MB of images.npy .* replace it"):
+        images(tmp_path, npz=str(path), tokens="grey")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "does not begin as an idx file"),
+        (idx(np.zeros((3, 8, 8), np.uint8))[:-1], "too short"),
+        (idx(np.zeros((3, 8, 8), np.uint8)) + b"0", "too long"),
+        (bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**31, 2**31, 2**31), "too short"),
+        (idx(np.zeros((0, 8, 8), np.uint8)), "holds no pictures"),
+    ],
+)
+@pytest.mark.parametrize("end", ["", ".gz"])
+def test_idx_files_that_are_damaged(tmp_path, data, message, end):
+    path = tmp_path / f"train-images-idx3-ubyte{end}"
+    path.write_bytes(gzip.compress(data) if end else data)
+    with pytest.raises(SettingsError, match=f"{path.name}.*{message}"):
+        images(tmp_path, idx=str(tmp_path), tokens="grey")
+
+
+def test_a_cut_gzip_file(tmp_path):
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(idx(photographs(9)[..., 0].copy()))[:-20])
+    with pytest.raises(SettingsError, match=r"idx3-ubyte.gz is damaged .*; replace it"):
+        images(tmp_path, idx=str(tmp_path), tokens="grey")
+
+
+def saved(picture, form="PNG", **options):
+    file = io.BytesIO()
+    picture.save(file, form, **options)
+    return file.getvalue()
+
+
+def bomb():
+    """A PNG of a few bytes whose header says 10000 x 10000 pixels."""
+
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    head = struct.pack(">IIBBBBB", 10000, 10000, 8, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    )
+
+
+RANDOM = Image.fromarray(photographs(1, 32, 32)[0])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "bad.png is damaged, or not one of BMP, JPEG, PNG"),
+        (b"no picture", "bad.png is damaged"),
+        (saved(RANDOM)[:-500], "bad.png is damaged"),
+        (saved(RANDOM)[:300] + b"\0" * 50 + saved(RANDOM)[350:], "bad.png is damaged"),
+        (saved(RANDOM, "GIF"), "bad.png is damaged, or not one of"),
+        (bomb(), "bad.png has more than 64 million pixels; make it smaller"),
+        (
+            saved(Image.new("I;16", (8, 8))),
+            "bad.png has pixels of kind I;16; save it as grey or RGB with 8 bits",
+        ),
+        (saved(Image.new("CMYK", (8, 8)), "JPEG"), "kind CMYK"),
+        (
+            saved(Image.new("RGBA", (8, 8), (1, 2, 3, 4))),
+            "bad.png has transparent pixels; save it on a background",
+        ),
+        (saved(Image.new("P", (8, 8)), transparency=0), "transparent pixels"),
+    ],
+)
+def test_pictures_that_are_refused(tmp_path, data, message):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "bad.png").write_bytes(data)
+    with pytest.raises(SettingsError, match=message) as error:
+        images(tmp_path, pictures=str(tmp_path / "set"))
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_kinds_of_pictures_that_have_one_meaning(tmp_path):
+    """Opaque alpha, palettes, black and white, and what a camera says about up and down."""
+    red = Image.new("RGB", (8, 8), (200, 0, 0))
+    half = Image.new("RGB", (8, 4), (200, 0, 0))
+    half.paste((0, 0, 200), (0, 0, 4, 4))
+    turned = Image.Exif()
+    turned[0x0112] = 6  # turn by 90 degrees
+    task = Images(size=8)
+    for picture in (red, red.convert("RGBA"), red.quantize(4)):
+        picture.save(tmp_path / "a.png")
+        assert task.complete(tmp_path / "a.png", "left").tokens.view(8, 8, 3).unique(dim=1).numel() == 24
+    half.save(tmp_path / "b.png", exif=turned)
+    tall = Images(size=[8, 4]).complete(tmp_path / "b.png", "left").tokens.view(8, 4, 3)
+    assert tall[0, 0].tolist() == tall[0, 3].tolist() == [0, 0, 200]
+    assert tall[7, 0].tolist() == [200, 0, 0]
+    Image.new("1", (8, 8), 1).save(tmp_path / "c.png")
+    assert set(Images(size=8, tokens="grey").complete(tmp_path / "c.png", "left").tokens.tolist()) == {255}
+
+
+def test_folders_that_hold_something_else(tmp_path):
+    (tmp_path / "set").mkdir()
+    with pytest.raises(SettingsError, match="holds no picture"):
+        images(tmp_path, pictures=str(tmp_path / "set"))
+    for split in ("train", "test"):
+        (tmp_path / "set" / split).mkdir()
+        RANDOM.save(tmp_path / "set" / split / "a.png")
+    with pytest.raises(SettingsError, match=r"are splits \(test, train\), not classes; give .* --data.hub"):
+        images(tmp_path, pictures=str(tmp_path / "set"))
+
+
+# Cache
+
+
+def build(path, cache, barrier, out):
+    barrier.wait()
+    task = Images(npz=path, tokens="palette", levels=16, cache=cache, val_items=4)
+    task.setup("fit")
+    out.put((task.palette_colours, task.train_data[0]["tokens"].tolist()))
+
+
+def test_two_processes_build_one_cache(npz, tmp_path):
+    context = multiprocessing.get_context("fork")
+    barrier, out = context.Barrier(2), context.Queue()
+    arguments = (str(npz), str(tmp_path / "cache"), barrier, out)
+    both = [context.Process(target=build, args=arguments) for _ in range(2)]
+    for each in both:
+        each.start()
+    first, second = out.get(timeout=60), out.get(timeout=60)
+    for each in both:
+        each.join()
+    assert first == second
+    assert [path.name[:7] for path in (tmp_path / "cache").iterdir()] == ["images-"], "one, and no leftovers"
+
+
+def test_the_cache_is_read_instead_of_the_source(npz, tmp_path, monkeypatch):
+    before = images(tmp_path, npz=str(npz), tokens="palette", levels=16)
+    monkeypatch.setattr("tauflow.tasks.images.sources.Npz.read", None)
+    after = images(tmp_path, npz=str(npz), tokens="palette", levels=16)
+    assert after.palette_colours == before.palette_colours
+    with pytest.raises(TypeError):
+        images(tmp_path, npz=str(npz), tokens="palette", levels=16, seed=1)
+
+
+@pytest.mark.parametrize(
+    "name", ["train.pixels", "val.pixels", "train.labels", "val.labels", "facts.json", "palette-16.json"]
+)
+@pytest.mark.parametrize("damage", ["cut", "missing", "garbage"])
+def test_a_damaged_cache_is_named(npz, tmp_path, name, damage):
+    settings = {"npz": str(npz), "tokens": "palette", "levels": 16}
+    images(tmp_path, **settings)
+    (path,) = (tmp_path / "cache").glob(f"images-*/{name}")
+    if damage == "missing":
+        path.unlink()
+        if name == "palette-16.json":
+            assert images(tmp_path, **settings).num_tokens == 16, "it is made again"
+            return
+    else:
+        path.write_bytes(path.read_bytes()[:-3] if damage == "cut" else b"\xff\xfe garbage")
+    with pytest.raises(SettingsError, match=f"{name} is damaged; remove the folder {path.parent}"):
+        images(tmp_path, **settings)
+
+
+def test_a_cache_that_cannot_be_written(npz, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WriteError, match=r"cannot write the cache of pictures .* --data.cache"):
+        Images(npz=str(npz), cache=str(tmp_path / "file"))
+
+
+# Items
+
+
+def test_items_are_a_pure_function_of_the_position(npz, tmp_path):
+    task, other = (images(tmp_path, npz=str(npz), flips=True, seed=3) for _ in range(2))
+    task.setup("fit")
+    other.setup("fit")
+    straight = tokens_of(task.train_data, 60)
+    jumped = other.train_data.__getitems__([59, 7, 30])
+    for position, item in zip((59, 7, 30), jumped, strict=True):
+        assert torch.equal(item["tokens"], straight[position])
+
+
+def test_flips_mirror_about_half_of_the_training_pictures(npz, tmp_path):
+    plain, flipped = (images(tmp_path, npz=str(npz), flips=flips) for flips in (False, True))
+    plain.setup("fit")
+    flipped.setup("fit")
+    one, two = tokens_of(plain.train_data, 240), tokens_of(flipped.train_data, 240)
+    mirrored = (one.flip(2) == two).flatten(1).all(1)
+    assert ((one == two).flatten(1).all(1) ^ mirrored).all(), "as it is, or mirrored from left to right"
+    assert abs(mirrored.double().mean() - 0.5) < 5 * 0.5 / math.sqrt(240)
+    passes = mirrored.view(10, 24)
+    assert len(passes.unique(dim=0)) == 10, "every pass has its own"
+    assert torch.equal(tokens_of(plain.val_data, 4), tokens_of(flipped.val_data, 4))
+
+
+def test_unigrams_are_those_of_the_training_pictures(npz, tmp_path):
+    task = images(tmp_path, npz=str(npz), levels=8)
+    counts = np.bincount((photographs() // 32).ravel(), minlength=8)
+    law = task.unigrams()
+    assert law.sum() == 1
+    assert law.numpy() == pytest.approx(counts / counts.sum(), abs=2e-3)
+
+
+# Samples
+
+
+def test_classes_by_name_or_number(npz, tmp_path):
+    task = images(tmp_path, npz=str(npz), labels=True)
+    assert [task.condition(text).item() for text in ("cat", " Dog", "1", "0")] == [0, 1, 1, 0]
+    assert task.caption(torch.tensor([1])) == "dog"
+    for text in ("cow", "2", "-1", "cat, dog", ""):
+        with pytest.raises(SettingsError, match=r"a class by name or number \(0 Cat, 1 dog\), got"):
+            task.condition(text)
+    with pytest.raises(SettingsError, match="drop --condition"):
+        images(tmp_path, npz=str(npz)).condition("cat")
+
+
+@pytest.mark.parametrize("tokens", KINDS)
+@pytest.mark.parametrize(
+    ("keep", "rows", "columns"),
+    [
+        ("left", slice(0, 8), slice(0, 4)),
+        ("right", slice(0, 8), slice(4, 8)),
+        ("top", slice(0, 4), slice(0, 8)),
+        ("bottom", slice(4, 8), slice(0, 8)),
+        ("1, 2,5,8", slice(2, 8), slice(1, 5)),
+    ],
+)
+def test_a_part_of_a_picture_is_a_prompt(npz, tmp_path, tokens, keep, rows, columns):
+    task = images(tmp_path, npz=str(npz), tokens=tokens, levels=16)
+    picture = photographs(1, seed=5)[0]
+    Image.fromarray(picture).save(tmp_path / "a.png")
+    prompt = task.complete(tmp_path / "a.png", keep)
+    known = torch.zeros(task.shape, dtype=torch.bool)
+    known[rows, columns] = True
+    assert torch.equal(prompt.known.view(task.shape), known)
+    assert torch.equal(prompt.tokens, task.encode(torch.from_numpy(picture)[None])[0])
+
+
+def test_prompts_that_are_refused(npz, tmp_path):
+    task = images(tmp_path, npz=str(npz))
+    RANDOM.resize((8, 8)).save(tmp_path / "a.png")
+    for keep in ("middle", "1,2,3", "0,0,9,8", "4,0,4,8", "-1,0,4,8"):
+        with pytest.raises(SettingsError, match="keep left, right, top, bottom, or x0,y0,x1,y1 within 8 x 8"):
+            task.complete(tmp_path / "a.png", keep)
+    with pytest.raises(SettingsError, match=r"there is no picture .*b.png"):
+        task.complete(tmp_path / "b.png", "left")
+    RANDOM.convert("L").save(tmp_path / "c.png")
+    with pytest.raises(SettingsError, match=r"c.png is grey, the model has colours"):
+        task.complete(tmp_path / "c.png", "left")
+
+
+@pytest.mark.parametrize("tokens", KINDS)
+def test_pictures_of_real_data_are_measured(npz, tmp_path, tokens):
+    task = images(tmp_path, npz=str(npz), tokens=tokens, levels=16)
+    task.setup("fit")
+    metrics = task.sample_metrics()
+    assert task.headline in metrics
+    metrics.update(tokens_of(task.train_data, 24).flatten(1))
+    assert metrics.compute()["unigram_tv"][0] < 0.01, "they are the data of the law"
+    assert task.channels_together == (tokens != "rgb")
+
+
+# Checkpoints
+
+
+def rebuilt(task, **data):
+    return Images.rebuilt(describe(task)["init_args"], data)
+
+
+@pytest.mark.parametrize("tokens", KINDS)
+def test_a_task_rebuilt_from_a_checkpoint_needs_no_pictures(npz, tmp_path, tokens, monkeypatch):
+    task = images(tmp_path, npz=str(npz), tokens=tokens, levels=16, labels=True, features="some.Network")
+    plain = json.loads(json.dumps(describe(task)))
+    npz.unlink()
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    again = Images.rebuilt(plain["init_args"], {})
+    assert again.facts == task.facts
+    assert (again.npz, again.cache, again.features) == (None, "data", None), "a file names no places"
+    sample = torch.randint(16, (3, task.length), generator=torch.Generator().manual_seed(0))
+    assert np.array_equal(again.show(sample), task.show(sample))
+    assert again.condition("dog").tolist() == [1]
+    assert again.sample_conditions(3, first=1).tolist() == [[1], [0], [1]]
+    assert "no pictures.npz beside the checkpoint" in again.alone
+    assert "unigram_tv" not in again.sample_metrics()
+    assert again.headline in again.sample_metrics()
+    with pytest.raises(SettingsError, match="name the pictures"):
+        again.setup("validate")
+    assert sorted(tmp_path.rglob("*")) == before, "nothing is written"
+
+
+def test_a_run_keeps_what_samples_are_measured_against(npz, tmp_path):
+    task = images(tmp_path, npz=str(npz), labels=True)
+    task.setup("fit")
+    task.begin_run(tmp_path / "run")
+    again = rebuilt(task)
+    again.folder = tmp_path / "run"
+    assert again.alone == ""
+    again.setup("validate")
+    assert torch.equal(tokens_of(again.val_data, 4), tokens_of(task.val_data, 4))
+    assert torch.equal(again.sample_conditions(4), task.sample_conditions(4))
+    assert torch.equal(again.unigrams(), task.unigrams())
+    assert torch.equal(again.reference_pictures(9), task.reference_pictures(9))
+    assert torch.equal(again.reference_labels(9), task.reference_labels(9))
+    validation = {bytes(each.numpy().astype(np.uint8)) for each in tokens_of(task.val_data, 4)}
+    assert not validation & {bytes(each.numpy()) for each in task.reference_pictures(24)}
+    named = rebuilt(task, npz=str(npz), cache=str(tmp_path / "cache"))
+    named.setup("fit")
+    assert torch.equal(tokens_of(named.train_data, 24), tokens_of(task.train_data, 24))
+
+
+def kept_arrays(path):
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda arrays: arrays.pop("val"),
+        lambda arrays: arrays.update(val=arrays["val"].astype(float)),
+        lambda arrays: arrays.update(val=arrays["val"][:, :4]),
+        lambda arrays: arrays.update(val=arrays["val"] + 128),
+        lambda arrays: arrays.update(val=arrays["val"][:0], val_labels=arrays["val_labels"][:0]),
+        lambda arrays: arrays.update(val_labels=arrays["val_labels"] + 2),
+        lambda arrays: arrays.update(reference_labels=arrays["reference_labels"][:1]),
+        lambda arrays: arrays.update(unigrams=arrays["unigrams"] * np.nan),
+        lambda arrays: arrays.update(unigrams=arrays["unigrams"] * 2),
+    ],
+)
+def test_kept_pictures_that_do_not_fit_are_refused(npz, tmp_path, change):
+    task = images(tmp_path, npz=str(npz), labels=True, levels=128)
+    task.setup("fit")
+    task.begin_run(tmp_path)
+    path = tmp_path / "pictures.npz"  # beside the checkpoint
+    arrays = kept_arrays(path)
+    change(arrays)
+    np.savez(path, **arrays)
+    again = rebuilt(task)
+    again.folder = tmp_path
+    with pytest.raises(SettingsError, match="does not hold what the run of this checkpoint kept"):
+        again.setup("validate")
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", None])
+def test_a_damaged_file_of_kept_pictures_is_named(npz, tmp_path, damage):
+    task = images(tmp_path, npz=str(npz))
+    task.setup("fit")
+    task.begin_run(tmp_path / "run")
+    path = tmp_path / "run" / "pictures.npz"
+    path.write_bytes(path.read_bytes()[:-30] if damage is None else damage)
+    again = rebuilt(task)
+    again.folder = tmp_path / "run"
+    with pytest.raises(SettingsError, match=r"run/pictures.npz is no .npz file that can be read"):
+        again.setup("validate")
