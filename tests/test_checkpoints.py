@@ -295,7 +295,7 @@ def test_a_run_is_resumed_with_its_own_settings_only(trained):
             model,
             Countdown(length=16, values=6, batch_size=4, epoch_items=64),
             1,
-            "batch_size: 8 there, 4 here",
+            "data.batch_size: 8 there, 4 here",
         ),
         (model, LabelledCountdown(length=16, values=6), 1, "LabelledCountdown here"),
         (

@@ -40,7 +40,7 @@ def prepared(arguments: list[str]) -> list[str]:
             found[number] = _logger_text(word)
         elif "&" in word and "*" in word:
             with suppress(yaml.YAMLError):  # the parser says what is wrong with a value
-                _refuse_repeated(value if sign else word, flag)
+                _refuse_repeated(value if sign else word, flag if sign else before)
     return found
 
 

@@ -196,8 +196,8 @@ class TauflowCLI(LightningCLI):
         resumed = self.resumed
         if resumed is not None:
             task = self.datamodule.task
-            foreign = (*CLASSES, *own_classes(self.model, task))
-            refuse_foreign_classes(resumed.checkpoint, foreign, resumed.path)
+            allowed = (*CLASSES, *own_classes(self.model, task))
+            refuse_foreign_classes(resumed.checkpoint, allowed, resumed.path)
             accumulate = self.trainer.accumulate_grad_batches
             refuse_other_settings(resumed.checkpoint, resumed.path, self.model, task, accumulate)
         path = resumed.path if resumed is not None else None
@@ -245,7 +245,7 @@ class SaveConfig(SaveConfigCallback):
 
 def train() -> None:
     """Run train.py; exit with a message instead of a traceback where the user can fix the cause."""
-    if not any(arg in ("-c", "--config") or arg.startswith("--config=") for arg in sys.argv[1:]):
+    if not any(arg in ("-c", "--config") or arg.startswith(("-c=", "--config=")) for arg in sys.argv[1:]):
         sys.argv[1:1] = ["--config", str(DEFAULT_CONFIG)]
     sys.path.append(str(Path.cwd()))  # for classes of the user's own, named in the configuration
     for message in NOISE:

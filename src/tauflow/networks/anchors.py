@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tauflow.errors import SettingsError
+
 BOXES = (3, 7, 15)  # pixels on a side
 
 
@@ -21,7 +23,7 @@ class Anchors(nn.Module):
     def __init__(self, shape: tuple[int, ...], num_states: int, num_tokens: int):
         super().__init__()
         if num_states == num_tokens:
-            raise ValueError(
+            raise SettingsError(
                 "anchors need a masked source, whose known values are clean; set anchors to false"
             )
         self.num_tokens = num_tokens

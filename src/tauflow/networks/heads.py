@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tauflow.errors import SettingsError
+
 CHUNK = 512  # rows at once: more run out of the cache of a CPU
 
 
@@ -42,7 +44,7 @@ class LogisticHead(nn.Module):
     def __init__(self, width: int, num_tokens: int, mixtures: int, anchors: int = 0):
         super().__init__()
         if num_tokens < 2:
-            raise ValueError("a mixture of logistics needs two tokens or more")
+            raise SettingsError("a mixture of logistics needs two tokens or more")
         self.num_tokens = num_tokens
         self.mixtures = mixtures
         self.anchors = anchors

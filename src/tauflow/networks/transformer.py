@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tauflow.errors import SettingsError
 from tauflow.networks.base import Network, NetworkConfig
 from tauflow.networks.features import ConditionFeatures, TimeFeatures
 
@@ -46,9 +47,9 @@ class TransformerConfig(NetworkConfig):
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in LARGEST}
         if not all(1 <= size <= LARGEST[name] for name, size in sizes.items()):
-            raise ValueError(f"network sizes must be at least 1 and at most {LARGEST}, got {sizes}")
+            raise SettingsError(f"network sizes must be at least 1 and at most {LARGEST}, got {sizes}")
         if self.width % (2 * self.heads):
-            raise ValueError(
+            raise SettingsError(
                 f"width {self.width} must be a multiple of 2 * heads = {2 * self.heads}, so that each head "
                 "can be rotated in pairs"
             )

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tauflow.errors import SettingsError
 from tauflow.networks.anchors import Anchors
 from tauflow.networks.base import Network, NetworkConfig
 from tauflow.networks.features import ConditionFeatures, TimeFeatures
@@ -58,20 +59,20 @@ class UNetConfig(NetworkConfig):
         object.__setattr__(self, "multipliers", tuple(self.multipliers))
         sizes = {name: getattr(self, name) for name in LARGEST}
         if not all(1 <= size <= LARGEST[name] for name, size in sizes.items()):
-            raise ValueError(f"sizes of a U-Net must be at least 1 and at most {LARGEST}, got {sizes}")
+            raise SettingsError(f"sizes of a U-Net must be at least 1 and at most {LARGEST}, got {sizes}")
         if not 1 <= len(self.multipliers) <= 10 or not all(1 <= each <= 64 for each in self.multipliers):
-            raise ValueError(
+            raise SettingsError(
                 f"a U-Net needs 1 to 10 multipliers from 1 to 64, got {str(self.multipliers)[:100]}"
             )
         if self.width % GROUPS:
-            raise ValueError(f"width {self.width} must be a multiple of {GROUPS}, the groups of its norms")
+            raise SettingsError(f"width {self.width} must be a multiple of {GROUPS}, the groups of its norms")
         if self.head == "logistic" and self.input != "value":
-            raise ValueError(
+            raise SettingsError(
                 "head=logistic is for ordered tokens, which enter as values: set input to value, or head to "
                 "linear"
             )
         if self.anchors and self.head != "logistic":
-            raise ValueError("anchors belong to head=logistic; set it, or drop anchors")
+            raise SettingsError("anchors belong to head=logistic; set it, or drop anchors")
 
     def build(
         self, shape: tuple[int, ...], num_states: int, num_tokens: int, conditions: tuple[int, ...] = ()
@@ -92,7 +93,7 @@ class UNet(Network):
     ):
         super().__init__()
         if len(shape) not in (2, 3):
-            raise ValueError(f"a U-Net is for pictures of shape (H, W) or (H, W, C), not {tuple(shape)}")
+            raise SettingsError(f"a U-Net is for pictures of shape (H, W) or (H, W, C), not {tuple(shape)}")
         self.config = config
         self.shape = (*shape, 1)[:3]
         self.conditions = tuple(conditions)

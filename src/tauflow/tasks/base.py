@@ -94,6 +94,8 @@ class Task(ABC):
     local: ClassVar[tuple[str, ...]] = ()
     """Settings that say where things are, on this machine or a network. A checkpoint keeps them as facts; a
     task that is rebuilt from one gets them from the user only."""
+    may_change: ClassVar[tuple[str, ...]] = ("num_workers", "val_items")
+    """Settings that a resumed run may have others of; all that are not listed must stay."""
     alone: str = ""  # why there is no real data to measure against, for a checkpoint that came without it
 
     @classmethod

@@ -17,7 +17,7 @@ from torchmetrics import Metric, MetricCollection
 from tauflow.errors import SettingsError
 from tauflow.samplers import Prompt
 from tauflow.seeds import seed_of
-from tauflow.tasks.base import Task
+from tauflow.tasks.base import LARGEST, Task
 from tauflow.tasks.countdown_metrics import (
     STEPS,
     AskedErrorRate,
@@ -32,10 +32,7 @@ from tauflow.tasks.metrics import UnigramTotalVariation
 from tauflow.theory.countdown import stationary_law, successor, violations
 
 PER_LINE = 32  # values of a shown sample
-RANGES = {  # of the settings; a batch, and the items that are validated, are made in memory
-    **{"length": (2, 2**31), "values": (2, 2**31), "batch_size": (1, 2**24), "val_items": (2, 2**24)},
-    **{"epoch_items": (1, 2**53), "num_workers": (0, 256)},
-}
+RANGES = {"length": (2, LARGEST), "values": (2, LARGEST), "batch_size": (1, 2**24), "val_items": (2, 2**24)}
 
 
 @dataclass(eq=False)

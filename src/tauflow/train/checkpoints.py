@@ -120,8 +120,8 @@ def refuse_foreign_classes(checkpoint: dict[str, Any], allowed: Iterable[type], 
     if foreign:
         raise CheckpointError(
             f"{path} names {listed(foreign)}, which tauflow does not know: nothing was imported. If the "
-            "class is yours and you trust the file, pass it to tauflow.load(path, classes=[...]), or name it "
-            "with --classes"
+            "class is yours and you trust the file, pass it to tauflow.load(path, classes=[...]), name it "
+            "with sample.py --classes, or train with the configuration that names it"
         )
 
 

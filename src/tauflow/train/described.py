@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tauflow.errors import CheckpointError, SettingsError
+from tauflow.errors import SettingsError
 
 KINDS: dict[Any, tuple[type, ...]] = {int: (int,), float: (int, float), bool: (bool,), str: (str,)}
 """The types of a value that a constructor may be given for one that it asks for."""
@@ -57,7 +57,7 @@ def class_of(spec: dict[str, Any], allowed: Iterable[type]) -> type:
     classes = {path_of(cls): cls for cls in allowed}
     name = str(spec.get("class_path"))
     if name not in classes:
-        raise CheckpointError(f"class {name[:120]!r} is not one of {', '.join(sorted(classes))}")
+        raise ValueError(f"class {name[:120]!r} is not one of {', '.join(sorted(classes))}")
     return classes[name]
 
 

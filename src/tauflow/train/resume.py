@@ -8,17 +8,12 @@ from tauflow.errors import CheckpointError
 from tauflow.tasks import Task
 from tauflow.train.archive import listed, shortened
 from tauflow.train.checkpoints import KEY, describe
+from tauflow.train.described import path_of
 from tauflow.train.module import DFMModule
 from tauflow.train.states import PARTS, fault_of_optimizer, fault_of_parts, unlike
 
 MODEL = ("facts", "source", "schedule", "network")
-SIZES = ("batch_size", "epoch_items")
-# not the files: they may have moved
-DATA = (
-    *("seed", "val_share", "document", "hub", "hub_config", "hub_split", "hub_column"),
-    *("hub_val_split", "tokens", "levels", "flips", "class_names"),
-)
-
+LONG = 200  # characters of a value that is shown by its digest
 DESCRIBED = {"class_path": "", "init_args": {}}
 
 
@@ -50,11 +45,10 @@ def refuse_other_settings(
     checkpoint: dict[str, Any], path: Path, module: DFMModule, task: Task, accumulate: int
 ) -> None:
     """Raise if a checkpoint, as `read` gives it, was trained with other settings than these."""
-    refuse_unresumable(checkpoint, path)
     entry = checkpoint[KEY]
-    saved = _facts(entry["model"], entry["task"], entry.get("accumulate_grad_batches"))
-    now = _facts(describe(module), describe(task), accumulate)
-    different = [name for name in saved if saved[name] != now[name]]
+    saved = _facts(entry["model"], entry["task"], task, entry.get("accumulate_grad_batches"))
+    now = _facts(describe(module), describe(task), task, accumulate)
+    different = [name for name in saved if saved[name] != now.get(name)]
     if different:
         wrong = "; ".join(
             f"{name}: {_short(saved[name])} there, {_short(now[name])} here" for name in different
@@ -75,22 +69,24 @@ def _refuse_other_weights(checkpoint: dict[str, Any], path: Path, module: DFMMod
         raise _damaged(path, fault)
 
 
-def _facts(model: dict[str, Any], task: dict[str, Any] | None, accumulate: int | None) -> dict[str, Any]:
-    arguments = task["init_args"] if task is not None else {}
-    tokenizer = arguments.get("tokenizer_json")
-    return {
-        "task": task["class_path"] if task is not None else None,
-        **{name: model["init_args"].get(name) for name in MODEL},
-        "tokenizer": tokenizer and f"one with digest {_digest(str(tokenizer))}",
-        **{name: arguments.get(name) for name in SIZES},
-        "accumulate_grad_batches": accumulate,
-        "palette": _digest(str(arguments.get("palette_colours"))),
-        **{f"data.{name}": arguments.get(name) for name in DATA},
-    }
+def _facts(
+    model: dict[str, Any], described: dict[str, Any] | None, task: Task, accumulate: int | None
+) -> dict[str, Any]:
+    """Return what must be the same; a setting that an earlier version did not have is not among it."""
+    facts = {name: model["init_args"].get(name) for name in MODEL} | {"accumulate_grad_batches": accumulate}
+    if described is None or described["class_path"] != path_of(type(task)):
+        return {"task": described and described["class_path"], **facts}
+    arguments = described["init_args"].items()
+    data = {f"data.{name}": _brief(value) for name, value in arguments if name not in task.may_change}
+    return {"task": described["class_path"], **facts, **data}
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:8]
+def _brief(value: Any) -> Any:
+    """Return a value that can be shown: of a tokenizer or a palette its digest."""
+    text = str(value)
+    if len(text) <= LONG:
+        return value
+    return f"one with digest {hashlib.sha256(text.encode(errors='replace')).hexdigest()[:8]}"
 
 
 def _short(value: Any) -> str:

@@ -83,15 +83,17 @@ def load(
             f"{path} does not describe a model that this version of tauflow can build: "
             f"{shortened(str(error), 400)}"
         ) from error
-    kind = _kind_of_task(entry["task"], allowed, data or {})
+    try:
+        kind = None if entry["task"] is None else _kind_of_task(entry["task"], allowed)
+    except ValueError as error:
+        raise _no_task(path, error) from error
+    _refuse_other_data(kind, data or {})
     try:
         task = None if kind is None else _task(kind, entry["task"], allowed, data or {})
         if task is not None and task.facts != module.facts:
             raise ValueError("the model and the task have different sizes")
     except FAULTS as error:
-        raise CheckpointError(
-            f"the task of {path} cannot be rebuilt: {shortened(str(error), 400)}"
-        ) from error
+        raise _no_task(path, error) from error
     if task is not None:
         task.folder = Path(path).parent
     model = module.to(device).model()
@@ -142,13 +144,19 @@ def _refuse_other_weights(arguments: dict[str, Any], averaged: dict[str, Tensor]
         raise ValueError("its weights share their numbers, so they take more memory than the file")
 
 
-def _kind_of_task(
-    spec: dict[str, Any] | None, allowed: tuple[type, ...], data: Mapping[str, Any]
-) -> type[Task] | None:
-    """Return the class of the task; refuse `data` that is not the user's to decide."""
-    kind = None if spec is None else class_of(spec, allowed)
-    if kind is not None and not issubclass(kind, Task):
-        raise CheckpointError(f"the checkpoint has a {kind.__name__} as the task")
+def _no_task(path: str | Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"the task of {path} cannot be rebuilt: {shortened(str(error), 400)}")
+
+
+def _kind_of_task(spec: dict[str, Any], allowed: tuple[type, ...]) -> type[Task]:
+    kind = class_of(spec, allowed)
+    if not issubclass(kind, Task):
+        raise ValueError(f"a {kind.__name__} as the task")
+    return kind
+
+
+def _refuse_other_data(kind: type[Task] | None, data: Mapping[str, Any]) -> None:
+    """Raise if `data` says what is not the user's to decide."""
     local = () if kind is None else kind.local
     unknown = [name for name in data if name not in local]
     if unknown:
@@ -156,7 +164,6 @@ def _kind_of_task(
             f"data of this checkpoint may say {', '.join(local) or 'nothing'}, not {unknown[0]}: the rest is "
             "decided by the checkpoint"
         )
-    return kind
 
 
 def _task(kind: type[Task], spec: dict[str, Any], allowed: tuple[type, ...], data: Mapping[str, Any]) -> Task:

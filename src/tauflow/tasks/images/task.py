@@ -95,6 +95,7 @@ class Images(Task):
     palette_colours: list[list[int]] | None = None
     class_names: list[str] | None = None
 
+    may_change = (*Task.may_change, "pictures", "npz", "idx", "features", "cache")  # they may have moved
     units: ClassVar[Mapping[str, float]] = {"bits_per_dim": 1 / math.log(2)}
     local: ClassVar[tuple[str, ...]] = (
         *SOURCES,

@@ -77,6 +77,11 @@ class Text(Task):
         *("judges", "cache"),
     )
 
+    may_change = (  # files may have moved; the tokenizer itself is compared, not its name
+        *("files", "built_in", "tokenizer", "judges", "statistics_tokens", "cache"),
+        *Task.may_change,
+    )
+
     files: str | None = None
     document: DocumentName = "block"
     hub: str | None = None
