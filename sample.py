@@ -5,7 +5,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 
-from tauflow.cli.sample import sample
+try:
+    from tauflow.cli.sample import sample
+except KeyboardInterrupt:
+    sys.exit("\nstopped before anything was done")
 
 if __name__ == "__main__":
     sample()

@@ -5,7 +5,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 
-from tauflow.cli.train import train
+try:
+    from tauflow.cli.train import train
+except KeyboardInterrupt:
+    sys.exit("\nstopped before anything was done")
 
 if __name__ == "__main__":
     train()

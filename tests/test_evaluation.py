@@ -266,7 +266,7 @@ import torch
 import tauflow.evaluation.store as store
 from tauflow.errors import TauflowError, WriteError
 from tauflow.evaluation.folder import opened_results
-from tauflow.evaluation.grid import GridOptions
+from tauflow.evaluation.grid import GridOptions, run_grid
 from tauflow.evaluation.store import Cell
 
 rank, folder, free, busy = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])

@@ -328,6 +328,18 @@ def overlapping(clean) -> bytes:
     return patched(data, "archive/data/5", 16, sizes)
 
 
+def other_in_front(clean) -> bytes:
+    """Return a file that torch would read in its first half, and whose second half is a good zip."""
+    return legacy(clean) + clean.read_bytes()
+
+
+def two_directories(clean) -> bytes:
+    """Return two zips whose end points to the directory of the first: zipfile reads the second."""
+    data = zipped(clean)
+    end = data.rfind(b"PK\x05\x06")
+    return data[:end] + data
+
+
 def bomb(clean) -> bytes:
     """Return 64 MB of zeros in a file of some kB."""
     file = io.BytesIO()
@@ -353,6 +365,8 @@ ARCHIVES = {
     "front cut": lambda clean: clean.read_bytes()[100:],
     "bomb": bomb,
     "overlap": overlapping,
+    "other in front": other_in_front,
+    "two directories": two_directories,
     "folder": folder_bit,
     "lost tensor": lambda clean: zipped(clean, lambda name, data: None if name.endswith("/5") else data),
     "lost pickle": lambda clean: zipped(clean, lambda name, data: None if "pkl" in name else data),
@@ -369,6 +383,8 @@ ARCHIVES = {
 WHY = {
     "bomb": "a part of it is compressed",
     "overlap": "two parts of it overlap",
+    "other in front": "two parts of it overlap, or something lies before",
+    "two directories": "two parts of it overlap, or something lies before",
     "folder": "a part of it is marked as a folder",
     "two pickles": "its parts are not those of torch.save",
     "lost pickle": "its parts are not those of torch.save",

@@ -801,7 +801,7 @@ def test_another_tokenizer_is_refused(text_run):
     assert "num_tokens=320" in result.stderr
     # another split, so another vocabulary of the same size
     result = run_train(*base, "--data.seed=5", cwd=folder)
-    assert "tokenizer: one with digest" in result.stderr
+    assert "data.tokenizer_json: one with digest" in result.stderr
 
 
 @pytest.mark.slow

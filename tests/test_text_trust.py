@@ -574,3 +574,13 @@ def test_a_file_that_cannot_be_read(corpus_file, monkeypatch):
     monkeypatch.setattr("pathlib.Path.read_bytes", refused)
     with pytest.raises(SettingsError, match=r"corpus\.txt cannot be read \(Permission denied\); check"):
         Files.named(str(corpus_file)).digest()
+
+
+@pytest.mark.parametrize(
+    "setting", [{"files": ""}, {"hub": ""}, {"cache": ""}, {"statistics_tokens": -5}], ids=str
+)
+def test_an_empty_name_is_no_other_corpus(setting):
+    """A variable of the shell that is not set must not train on the built-in corpus instead."""
+    [name] = setting
+    with pytest.raises(SettingsError, match=name):
+        Text(**setting)

@@ -362,7 +362,15 @@ def test_a_configuration_that_is_none(here, tmp_path, name):
 def test_aliases_in_a_flag(here, tmp_path):
     flag = "--data={" + laughs().replace("\n", ", ") + "}"
     refused(here, tmp_path, [flag], "--data has over 100000 values")
+    refused(here, tmp_path, flag.split("=", 1), "--data has over 100000 values")
     assert prepared(["--data.files=*.txt & more"]) == ["--data.files=*.txt & more"], "no alias: a pattern"
+
+
+@pytest.mark.parametrize("words", [["--data"], ["--model.network"], ["--trainer"], ["-c"]], ids=str)
+def test_aliases_in_a_file_that_a_flag_names(here, tmp_path, words):
+    (tmp_path / "bomb.yaml").write_text(laughs())
+    refused(here, tmp_path, [*words, "bomb.yaml"], "over 100000 values")
+    refused(here, tmp_path, [f"{words[0]}{'' if words == ['-c'] else '='}bomb.yaml"], "over 100000 values")
 
 
 def test_a_folder_is_no_configuration(here, tmp_path):

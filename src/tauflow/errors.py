@@ -7,7 +7,13 @@ if TYPE_CHECKING:
 
 
 class TauflowError(Exception):
-    """Says what is wrong and what to do about it."""
+    """Says what is wrong and what to do about it.
+
+    What it quotes of a file is printable: no file writes control characters to a terminal.
+    """
+
+    def __init__(self, message: str):
+        super().__init__(printable(message))
 
 
 class SettingsError(TauflowError, ValueError):
@@ -19,13 +25,7 @@ class NonFiniteLoss(TauflowError):
 
 
 class CheckpointError(TauflowError):
-    """A checkpoint is missing, damaged, foreign, not trusted or does not fit.
-
-    What it quotes of the file is printable: no file writes control characters to a terminal.
-    """
-
-    def __init__(self, message: str):
-        super().__init__(printable(message))
+    """A checkpoint is missing, damaged, foreign, not trusted or does not fit."""
 
 
 class WriteError(TauflowError):
@@ -53,5 +53,7 @@ class BadLogits(SamplingError):
 
 
 def printable(text: str) -> str:
-    """Return text of an untrusted file without control characters."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    """Return text of an untrusted file without control characters but for the ends of lines."""
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )

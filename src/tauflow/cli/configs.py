@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 from types import NoneType
@@ -38,10 +39,23 @@ def prepared(arguments: list[str]) -> list[str]:
             found[number] = _file(word)
         elif before in ("--trainer.logger", "--trainer.logger+"):
             found[number] = _logger_text(word)
-        elif "&" in word and "*" in word:
-            with suppress(yaml.YAMLError):  # the parser says what is wrong with a value
-                _refuse_repeated(value if sign else word, flag if sign else before)
+        elif re.match("-c[^=]", word):
+            found[number] = f"--config={_file(word[2:])}"
+        else:
+            _refuse_bomb(value if sign else word, flag if sign else before)
     return found
+
+
+def _refuse_bomb(value: str, flag: str) -> None:
+    """Raise if a value, or the file that it names, is small only because aliases repeat it."""
+    if value.endswith((".yaml", ".yml", ".json")):
+        with suppress(OSError, UnicodeError):  # the parser says what is wrong with a file
+            if Path(value).stat().st_size > MOST_BYTES:
+                raise SettingsError(f"{flag} {value} has over {MOST_BYTES} bytes; settings have fewer")
+            value = Path(value).read_text(encoding="utf-8")
+    if "&" in value and "*" in value:
+        with suppress(yaml.YAMLError, RecursionError):  # of a value too
+            _refuse_repeated(value, flag)
 
 
 def _file(name: str) -> str:

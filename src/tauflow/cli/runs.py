@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from tauflow.cli.configs import HERE
 from tauflow.cli.ending import callback_of, say
 from tauflow.cli.resume import Resumed
-from tauflow.errors import SettingsError
+from tauflow.errors import CheckpointError, SettingsError
 from tauflow.evaluation.callback import fast_dev_run
 from tauflow.files import held, refuse_unwritable
 from tauflow.imports import import_object
@@ -70,7 +70,7 @@ def _new(root: Path) -> Iterator[Path]:
     try:
         with held(folder, IN_USE):
             yield folder
-    except SettingsError:
+    except (SettingsError, CheckpointError):
         if not list(folder.glob("*.ckpt")):
             shutil.rmtree(folder)
             with suppress(OSError):  # of another run by now

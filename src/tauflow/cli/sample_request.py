@@ -86,9 +86,9 @@ def replaced(path: Path) -> CheckpointError:
 
 def _digest(path: Path) -> str:
     try:
-        return digest(path)
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        return ""  # load says what is there instead
+        return digest(path) if path.is_file() else ""
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):  # load says what is there instead
+        return ""
     except OSError as error:
         raise CheckpointError(
             f"cannot read the checkpoint {path} ({error.strerror or error}); name another one with --ckpt"

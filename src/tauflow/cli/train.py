@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import re
 import sys
 import warnings
@@ -9,6 +10,7 @@ from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import Any
 
+import torch
 from jsonargparse import ArgumentError, DefaultHelpFormatter, Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -221,9 +223,16 @@ def refuse_out_of_range(trainer: Namespace) -> None:
         value = trainer.get(name)
         if value is not None and not (math.isfinite(value) and least <= value <= MOST):
             raise SettingsError(f"--trainer.{name} must be {least} to {MOST}, got {value}")
-    for name in ("max_steps", "max_epochs", "val_check_interval", "default_root_dir"):
+    for name in ("max_steps", "max_epochs", "val_check_interval", "limit_train_batches", "default_root_dir"):
         if trainer.get(name) in (0, ""):
             raise SettingsError(f"--trainer.{name} must not be 0 or empty; drop it")
+    on_cpu = trainer.accelerator == "cpu" or not torch.accelerator.is_available()
+    devices, cores = str(trainer.devices), os.cpu_count() or 1
+    if on_cpu and devices.isdecimal() and int(devices) > max(2, cores):
+        raise SettingsError(
+            f"--trainer.devices {devices} on a CPU are as many processes, this machine has {cores} cores; "
+            "ask for fewer"
+        )
 
 
 def own_classes(model: DFMModule, task: Task) -> list[type]:
@@ -259,6 +268,8 @@ def train() -> None:
         cli = TauflowCLI()
     except (TauflowError, MisconfigurationException, ValueError) as error:
         sys.exit(f"error: {error}")
+    except OSError as error:
+        sys.exit(f"error: cannot read or write a file: {error}")
     except KeyboardInterrupt:
         say("stopped before training began; nothing was saved")
         sys.exit(130)

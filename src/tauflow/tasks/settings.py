@@ -16,7 +16,7 @@ def parsed(words: Iterable[str]) -> dict[str, Any]:
         if not equals or not name.isidentifier():
             raise SettingsError(f"--data takes KEY=VALUE, such as files=corpus.txt, not {word!r}")
         if name in found:
-            raise SettingsError(f"--data gives {name} twice; give it once, a list as {name}=[a, b]")
+            raise SettingsError(f"--data gives {name} twice; give it once")
         try:
             found[name] = yaml.load(text, Loader=_Plain)
         except (yaml.YAMLError, ValueError, RecursionError):

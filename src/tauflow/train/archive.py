@@ -24,6 +24,8 @@ DESCRIBED = (bool, int, float, str, NoneType)  # types of values by which object
 PLAIN = (*DESCRIBED, Tensor)
 DEEPEST = 64  # dictionaries and lists inside each other; a checkpoint has about ten
 HEADER = 30  # bytes before the name of a member of a zip
+FOLLOWED = 8  # flag of a member whose checksum and sizes stand after it
+TRAILER, LONG_TRAILER = 16, 24  # bytes of these, with sizes of 32 or of 64 bits
 
 
 class Damaged(Exception):
@@ -58,11 +60,11 @@ def _pickle_of(file: BinaryIO) -> bytes:
                 raise Damaged("a part of it is compressed, which torch.save never does")
             if member.external_attr:
                 raise Damaged("a part of it is marked as a folder, which torch would not read")
-            if member.header_offset < end:
-                raise Damaged("two parts of it overlap")
-            end = member.header_offset + HEADER + len(member.filename) + member.file_size
-        if end > archive.start_dir:
-            raise Damaged("a part of it is longer than the file")
+            if member.header_offset != end:  # else torch might read what is between, and not what is checked
+                raise Damaged("two parts of it overlap, or something lies before or between them")
+            end = _end_of(file, member)
+        if end != archive.start_dir:
+            raise Damaged("a part of it is longer than the file, or something follows the parts")
         names = [name for name in archive.namelist() if re.fullmatch(r"[^/]+/data\.pkl", name)]
         if len(set(archive.namelist())) < len(archive.namelist()) or len(names) != 1:
             raise Damaged("its parts are not those of torch.save")
@@ -70,6 +72,19 @@ def _pickle_of(file: BinaryIO) -> bytes:
         if wrong is not None:
             raise Damaged(f"the checksum of {wrong} is wrong")
         return archive.read(names[0])
+
+
+def _end_of(file: BinaryIO, member: zipfile.ZipInfo) -> int:
+    """Return where a member ends, by the sizes that stand before and after it."""
+    file.seek(member.header_offset)
+    header = file.read(HEADER)
+    name, extra = (int.from_bytes(header[place : place + 2], "little") for place in (26, 28))
+    end = member.header_offset + HEADER + name + extra + member.file_size
+    if not member.flag_bits & FOLLOWED:
+        return end
+    file.seek(end)
+    size = int.from_bytes(file.read(TRAILER)[12:], "little")  # in the longer form, the high bits of a size
+    return end + (TRAILER if size == member.file_size else LONG_TRAILER)
 
 
 def _refuse_foreign(pickled: bytes, path: Path) -> None:

@@ -45,13 +45,14 @@ def refuse_other_settings(
     checkpoint: dict[str, Any], path: Path, module: DFMModule, task: Task, accumulate: int
 ) -> None:
     """Raise if a checkpoint, as `read` gives it, was trained with other settings than these."""
+    refuse_unresumable(checkpoint, path)
     entry = checkpoint[KEY]
     saved = _facts(entry["model"], entry["task"], task, entry.get("accumulate_grad_batches"))
     now = _facts(describe(module), describe(task), task, accumulate)
     different = [name for name in saved if saved[name] != now.get(name)]
     if different:
         wrong = "; ".join(
-            f"{name}: {_short(saved[name])} there, {_short(now[name])} here" for name in different
+            f"{name}: {_short(saved[name])} there, {_short(now.get(name))} here" for name in different
         )
         raise CheckpointError(
             f"{path} was trained with other settings ({wrong}); continue it with its own: -c "

@@ -105,16 +105,19 @@ class Text(Task):
     built_in: bool = True
 
     def __post_init__(self) -> None:
+        empty = [name for name in ("files", "hub", "cache", "tokenizer") if getattr(self, name) == ""]
+        if empty:
+            raise SettingsError(f"--data.{empty[0]} is empty; name one, or drop it")
         if self.files and self.hub:
             raise SettingsError("give --data.files or --data.hub, not both")
         if self.streaming and not self.hub:
             raise SettingsError("--data.streaming needs a data set of the hub: --data.hub NAME")
-        possible = self.length >= 3 and self.batch_size >= 1 and self.val_items >= 2  # 3: judged by trigrams
-        if not possible or not 0 < self.val_share < 1:
-            raise SettingsError(
-                "text needs length >= 3, batch_size >= 1, val_items >= 2 and val_share in (0, 1), got "
-                f"{self.length}, {self.batch_size}, {self.val_items} and {self.val_share}"
-            )
+        least = {"length": 3, "batch_size": 1, "val_items": 2, "statistics_tokens": 1}
+        small = [name for name in least if getattr(self, name) < least[name]]
+        if small or not 0 < self.val_share < 1:
+            wanted = ", ".join(f"{name} >= {number}" for name, number in least.items())
+            got = ", ".join(str(getattr(self, name)) for name in (*least, "val_share"))
+            raise SettingsError(f"text needs {wanted} and val_share in (0, 1), got {got}")
         self.tokenizer_json = self.tokenizer_json or self._make_tokenizer()
         self.tokens = vocabulary_from(self.tokenizer_json)
         self.num_tokens = self.tokens.size
