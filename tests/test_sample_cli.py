@@ -161,6 +161,20 @@ def test_an_interrupted_grid_resumes_where_it_stopped(trained, tmp_path):
         assert numbers(found[name, nfe]) == numbers(alone.cells[-1])
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_with_its_code_and_how_to_resume(trained, tmp_path, capfd, monkeypatch, number, code):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(
+        "tauflow.evaluation.evaluate.SamplerGrid.run", lambda *args: signal.raise_signal(number)
+    )
+    words = ["--ckpt", str(trained / "best.ckpt"), "--nfe", "4", "--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit) as stop:
+        tauflow.cli.sample.sample(words)
+    assert stop.value.code == code
+    assert "the same command resumes" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 @pytest.mark.slow
 def test_two_devices_draw_the_same_samples(trained, tmp_path):
     args = ["--ckpt", trained / "best.ckpt", "--sampler", "tr_cie,fhs", "--nfe", "4", "--num_samples", 7]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from tauflow.cli.sample_arguments import parser, refuse_unknown
 from tauflow.errors import SettingsError, TauflowError
+from tauflow.stopping import exit_code, stoppable
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -33,18 +34,19 @@ def sample(argv: list[str] | None = None) -> NoReturn:
     from tauflow.ranks import LostRank, rank
 
     try:
-        results = _sample(arguments)
+        with stoppable():
+            results = _sample(arguments)
     except LostRank as error:
         sys.exit(f"error: {error}")
     except TauflowError as error:
         sys.exit(1 if rank() else f"error: {error}")  # the ranks that were launched have the same one
     except OSError as error:
         sys.exit(f"error: cannot read or write a file: {error}")
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         if not rank():
             again = f"; the same command resumes ({arguments.out})" if arguments.out else ""
             print(f"\nstopped{again}", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(exit_code(stop))
     sys.exit(1 if results.problems else 0)
 
 

@@ -4,14 +4,13 @@ import argparse
 import io
 import math
 import shlex
-import signal
 import sys
 import textwrap
 from pathlib import Path
-from typing import NoReturn
 
 from tauflow.errors import SettingsError, TauflowError
 from tauflow.samplers import split_specs
+from tauflow.stopping import exit_code, stoppable
 from tauflow.studies import STUDIES, Study
 from tauflow.studies.base import Settings
 from tauflow.studies.report import question, to_markdown
@@ -71,10 +70,10 @@ def main(argv: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ± shows ? instead
     cls = STUDIES[arguments.name]
-    before = signal.signal(signal.SIGTERM, _stop)
     try:
-        study = cls(settings_from(arguments, cls))
-        results = study.run(arguments.out, not arguments.no_progress, command_of(words))
+        with stoppable():
+            study = cls(settings_from(arguments, cls))
+            results = study.run(arguments.out, not arguments.no_progress, command_of(words))
     except TauflowError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt as stop:
@@ -82,16 +81,9 @@ def main(argv: list[str] | None = None) -> None:
             f"\nstopped; finished cells are kept, and the same command resumes ({arguments.out})",
             file=sys.stderr,
         )
-        sys.exit(128 + (stop.args[0] if stop.args else signal.SIGINT))
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        sys.exit(exit_code(stop))
     print(to_markdown(cls, results))
     print(f"written to  {arguments.out}  (results.json, results.csv, results.md, figure.png)")
-
-
-def _stop(number: int, frame: object) -> NoReturn:
-    """Stop at a signal as at Ctrl-C."""
-    raise KeyboardInterrupt(number)
 
 
 def settings_from(arguments: argparse.Namespace, cls: type[Study]) -> Settings:
