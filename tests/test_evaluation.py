@@ -785,3 +785,11 @@ def test_a_model_that_does_not_fit_its_task_is_refused():
     labelled = LabelledCountdown(length=LENGTH, values=VALUES)
     with pytest.raises(SamplingError, match="conditions of the task"):
         tauflow.evaluate(tauflow.Trained(exact().model, labelled), "euler", [2], 2)
+
+
+def test_notes_of_a_file_write_no_control_characters(tmp_path, capsys):
+    results = Results("samples", {}, notes=["\x1b[2Jgone"])
+    results.save(tmp_path)
+    print_results(Results.read(tmp_path))
+    assert "gone" in (printed := capsys.readouterr().out)
+    assert "\x1b" not in printed

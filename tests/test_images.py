@@ -316,6 +316,7 @@ def test_columns_and_splits_that_are_not_there(hub_folder, tmp_path, settings, m
         ({"npz": "none.npz", "tokens": "hsv"}, "one of grey, rgb, decorrelated, palette, not hsv"),
         ({"npz": "none.npz", "class_names": ["a", "b"]}, "need --data.labels true"),
         ({"npz": "none.npz", "class_names": ["a", "A"], "labels": True}, "different names"),
+        ({"npz": "none.npz", "class_names": ["a", "\x1b[2J"], "labels": True}, "control characters"),
         ({"npz": "none.npz", "palette_colours": [[0, 0, 0]]}, "needs --data.tokens palette"),
         ({"npz": "none.npz"}, "none.npz is no .npz file that can be read .there is no such file"),
         ({"idx": "nowhere"}, "nowhere is no folder with train-images-idx3-ubyte"),

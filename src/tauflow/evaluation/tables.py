@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tauflow.errors import TauflowError
+from tauflow.errors import TauflowError, printable
 from tauflow.evaluation.store import NUMBERS, REAL, Measured, Results
 from tauflow.evaluation.views import Frame, View, cell_name
 
@@ -215,7 +215,8 @@ def cost_table(frame: Frame, panel: str) -> list[str]:
 
 def remarks(results: Results) -> list[str]:
     """Return the notes, and what went wrong with single cells."""
-    return [*results.notes, *(f"{cell_name(cell.factors)}: {cell.problem}" for cell in results.problems)]
+    problems = [f"{cell_name(cell.factors)}: {cell.problem}" for cell in results.problems]
+    return [printable(line) for line in (*results.notes, *problems)]  # a file may say anything
 
 
 def print_results(results: Results, view: View | None = None) -> None:

@@ -45,9 +45,12 @@ def refuse_unfit(task: "Images") -> None:
         )
     names = task.class_names
     if names is not None:
-        distinct = {name.casefold() for name in names if isinstance(name, str)}
+        distinct = {name.casefold() for name in names if isinstance(name, str) and name.isprintable()}
         if not task.labels or not names or len(distinct) < len(names):
-            raise SettingsError("--data.class_names are different names, and need --data.labels true")
+            raise SettingsError(
+                "--data.class_names are different names without control characters, and need --data.labels "
+                "true"
+            )
 
 
 def sides(size: int | list[int]) -> tuple[int, int]:
