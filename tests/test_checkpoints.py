@@ -329,3 +329,8 @@ def test_a_source_named_by_import_path_is_refused(trained, tmp_path):
         torch.save(checkpoint, tmp_path / "evil.ckpt")
         with pytest.raises(CheckpointError, match="nothing was imported"):
             tauflow.load(tmp_path / "evil.ckpt")
+
+
+def test_a_name_that_is_too_long_is_no_traceback():
+    with pytest.raises(CheckpointError, match=r"cannot read xxx.*too long"):
+        tauflow.load("x" * 300)

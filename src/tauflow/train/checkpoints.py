@@ -67,7 +67,13 @@ def read(path: str | Path) -> dict[str, Any]:
     It is plain data: nothing in it is imported or called.
     """
     path = Path(path)
-    if not path.is_file():
+    try:
+        there = path.is_file()
+    except OSError as error:  # such as a name that is too long
+        raise CheckpointError(
+            f"cannot read {shortened(str(path))} ({error.strerror}); name another"
+        ) from None
+    if not there:
         near = sorted(str(p) for p in path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
         hint = f"there are {', '.join(near)}" if near else "train one with `python train.py`"
         raise CheckpointError(f"no checkpoint at {path}; {hint}")

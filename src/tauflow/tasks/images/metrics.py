@@ -6,6 +6,7 @@ these, are measured like samples: that row is the floor, and the target, of ever
 Shapes: B samples of an update, N in all, D coordinates, H x W pixels, F features, C classes.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -213,9 +214,9 @@ class FeatureMetric(SampleMetric):
     def compute(self) -> tuple[Tensor, Tensor]:
         return self.distance(self.seen.real, joined(self.features).cpu().double())
 
+    @abstractmethod
     def distance(self, real: RealFeatures, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return the distance of features (N, F) from the real ones, and its standard error."""
-        raise NotImplementedError
 
 
 class FrechetDistance(FeatureMetric):
