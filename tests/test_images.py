@@ -657,7 +657,7 @@ def test_pictures_of_real_data_are_measured(npz, tmp_path, tokens):
     assert task.headline in metrics
     metrics.update(tokens_of(task.train_data, 24).flatten(1))
     assert metrics.compute()["unigram_tv"][0] < 0.01, "they are the data of the law"
-    assert task.channels_together == (tokens != "rgb")
+    assert task.channels == {"rgb": "apart", "decorrelated": "together"}.get(tokens)
 
 
 # Checkpoints

@@ -25,6 +25,7 @@ from tauflow.samplers.draws import toss
 from tauflow.samplers.leap import Rule, Term, leap
 from tauflow.samplers.reveal import Reveal
 from tauflow.samplers.spacing import shifted, spaced_ranks
+from tauflow.samplers.walks import hilbert, walk_of
 from tauflow.theory import orders
 from tauflow.theory.countdown import posterior, violations
 from tauflow.theory.laws import EnumerableLaw
@@ -523,6 +524,115 @@ def test_systematic_coins_have_exact_marginals_and_lie_apart(chance):
     assert not gaps or min(gaps) >= math.floor(1 / chance)
 
 
+# Grids and channels
+
+
+@pytest.mark.parametrize("grid", [(8, 8), (16, 16), (4, 4, 4)])
+def test_a_walk_through_a_grid_goes_from_neighbour_to_neighbour(grid):
+    walk = hilbert(grid)
+    assert torch.equal(walk.sort().values, torch.arange(math.prod(grid)))
+    cells = torch.tensor(list(itertools.product(*(range(size) for size in grid))))[walk]
+    assert (cells.diff(dim=0).abs().sum(1) == 1).all()
+
+
+@pytest.mark.parametrize("grid", [(28, 28), (12, 20), (7, 9)])
+def test_a_walk_through_a_grid_of_other_sizes_leaves_no_cell_out_and_stays_near(grid):
+    """Steps of the curve skip the cells that the grid has not: 1.2 cells on average, row by row it is more
+    than 1.9 at the ends of rows alone."""
+    walk = hilbert(grid)
+    assert torch.equal(walk.sort().values, torch.arange(math.prod(grid)))
+    cells = torch.tensor(list(itertools.product(*(range(size) for size in grid))))[walk].double()
+    assert cells.diff(dim=0).norm(dim=1).mean() < 1.2
+    patches = cells[: len(cells) // 16 * 16].unflatten(0, (-1, 16))
+    assert (patches.amax(1) - patches.amin(1)).amax(1).mean() < 7, (
+        "16 cells of the walk are a patch, not a row"
+    )
+
+
+def first_reveals(spec: str, shape: tuple, channels: str | None, nfe: int, count: int = 64) -> torch.Tensor:
+    """After which evaluation each coordinate is revealed, (B, *shape)."""
+    states = []
+    model = Model(lambda x, t: flat(x, t), Mixture(Masked(3), "linear"), shape, channels=channels)
+    watch = lambda info, state: states.append(state.x.clone())  # noqa: E731
+    tauflow.sample(model, spec, nfe, count=count, observer=watch)
+    return 1 + (torch.stack(states) == 3).sum(0).view(-1, *shape)
+
+
+def nearest(chosen: torch.Tensor) -> float:
+    """The mean over chosen cells (H, W) of the distance to the next one."""
+    cells = chosen.nonzero().double()
+    apart = torch.cdist(cells, cells).fill_diagonal_(math.inf)
+    return apart.min(1).values.mean().item()
+
+
+def test_an_even_step_on_a_grid_lies_apart_in_two_dimensions():
+    """In every step of 8 x 8 cells, against random sets of the same sizes: at least 1.15 times as far."""
+    step = first_reveals("spaced_even", (8, 8), None, 5)
+    generator = torch.Generator().manual_seed(0)
+    for n in (1, 2, 3):
+        sizes = (step == n).sum((1, 2)).tolist()
+        far = sum(nearest(row == n) for row in step) / len(step)
+        random = sum(
+            nearest(torch.zeros(64).index_fill_(0, torch.randperm(64, generator=generator)[:k], 1).view(8, 8))
+            for k in sizes
+        )
+        assert far > 1.15 * random / len(step)
+
+
+@pytest.mark.parametrize("spec", ["spaced", "spaced_even"])
+def test_channels_are_revealed_together_or_apart(spec):
+    """Together: but for a pixel at the edge of a set, all channels of a pixel come in one step. Apart: two
+    channels of a pixel come in the same step hardly more often than by chance, and each channel is spaced."""
+    shape, sizes = (8, 8, 3), []
+    together = first_reveals(spec, shape, "together", 5)
+    split = (together.amax(-1) != together.amin(-1)).sum((1, 2))
+    assert (split <= 5).all(), "one pixel at the edge of each set"
+    apart = first_reveals(spec, shape, "apart", 5)
+    sizes = [(apart == n).double().mean().item() for n in range(1, 6)]
+    chance = sum(size**2 for size in sizes)
+    same = (apart[..., 0] == apart[..., 1]).double().mean().item()
+    assert same < chance + 0.1
+    for step in (together, apart):
+        green = [nearest(row[..., 1] == 2) for row in step]
+        assert sum(green) / len(green) > 1.5
+
+
+def test_a_prompt_may_know_single_channels():
+    """Every evaluation has its counts, whatever is left of the groups."""
+    known = torch.zeros(4, 4, 3, dtype=torch.bool)
+    known[:2, :, 0] = True
+    known[3, 3] = True
+    model = Model(flat, Mixture(Masked(3), "linear"), (4, 4, 3), channels="together")
+    prompt = torch.ones(48, dtype=torch.long), known.flatten()
+    result = tauflow.sample(model, "spaced_even", 5, count=8, prompt=prompt)
+    assert result.nfe == 5
+    assert (result.tokens < 3).all()
+    assert (result.tokens[:, known.flatten()] == 1).all()
+
+
+@pytest.mark.parametrize("channels", [None, "together", "apart"])
+def test_systematic_coins_on_a_grid_have_exact_marginals_and_lie_apart(channels):
+    n, shape, chance = 4000, (8, 8) if channels is None else (8, 8, 3), 0.125
+    size = math.prod(shape)
+    movable = torch.ones(n, size, dtype=torch.bool)
+    chosen = torch.zeros(n * size, dtype=torch.bool)
+    places = toss(movable, chance, "systematic", torch.Generator().manual_seed(0), walk_of(shape, channels))
+    chosen[places] = True
+    chosen = chosen.view(n, 8, 8, -1)
+    share = torch.full(chosen.shape[1:], chance, dtype=torch.float64)
+    assert ((chosen.double().mean(0) - share).abs() <= five_errors(share, n)).all()
+    if channels == "together":
+        assert (chosen.all(-1) == chosen.any(-1)).all()
+    apart = [nearest(row[..., 0]) for row in chosen[:100]]
+    assert sum(apart) / 100 > 2, "8 of 64 cells: 2.8 if spread evenly, 1.6 at random"
+
+
+@pytest.mark.parametrize(("channels", "shape"), [("apart", (12,)), ("sideways", (2, 2, 3)), (3, (2, 2, 3))])
+def test_channels_that_do_not_fit_are_refused(channels, shape):
+    with pytest.raises(SamplingError, match="channels must be together or apart for a shape of pixels"):
+        Model(flat, Mixture(Masked(3), "linear"), shape, channels=channels)
+
+
 def rows_of(n: int, seed: int) -> torch.Tensor:
     return torch.randn(6, 4, generator=torch.Generator().manual_seed(seed)).expand(n, 6, 4)
 
@@ -651,14 +761,6 @@ def test_only_the_rows_that_move_are_read():
 def test_bad_requests_get_a_sentence(source, sampler, message):
     with pytest.raises(SamplingError, match=message):
         draw(lambda x, t: torch.zeros(*x.shape, 5), source, (2, 12), sampler, 4)
-
-
-def test_an_even_order_is_for_sequences():
-    with pytest.raises(
-        SamplingError, match="order=even is for sequences: on a grid it would reveal entire columns"
-    ):
-        draw(flat, Masked(3), (2, 3, 4), "spaced_even", 4)
-    assert draw(flat, Masked(3), (2, 12, 1), "spaced_even", 4).tokens.shape == (2, 12)
 
 
 def test_an_order_is_learned_from_a_masked_source_only():

@@ -213,8 +213,8 @@ def test_sets_name_samplers():
     [
         ("masked", (12,), "spaced_even"),
         ("masked", (12, 1), "spaced_even"),
-        ("masked", (3, 4), "spaced"),
-        ("masked", (3, 2, 2), "spaced"),
+        ("masked", (3, 4), "spaced_even"),
+        ("masked", (3, 2, 2), "spaced_even"),
         ("uniform", (12,), "bridge_systematic"),
         ("uniform", (3, 4), "bridge_systematic"),
         ("marginal", (12,), "bridge_systematic"),

@@ -35,7 +35,7 @@ from tauflow.process import (
     Uniform,
     schedule_from,
 )
-from tauflow.samplers import SAMPLERS, Prompt, Result, Sampler, fixed, option, sample, sampler_from
+from tauflow.samplers import SAMPLERS, Prompt, Result, Sampler, fixed, nll, option, sample, sampler_from
 from tauflow.theory.orders import learn_order
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ __all__ = [
     "from_probabilities",
     "learn_order",
     "load",
+    "nll",
     "option",
     "sample",
     "sampler_from",

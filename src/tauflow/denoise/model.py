@@ -5,7 +5,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from tauflow.denoise.denoiser import (
 from tauflow.errors import SamplingError
 from tauflow.process import Process
 
+ChannelsName = Literal["together", "apart"]
 MOST_COORDINATES = 2**31  # of all samples of one call
 
 
@@ -33,12 +34,15 @@ class Model:
         shape: of one sample: (D,) for a sequence, (H, W) or (H, W, C) for a picture, the last axis fastest.
         order: when each of the D coordinates is revealed, 0 first, for the sampler learned_order; made by
             `tauflow.learn_order`.
+        channels: that the last axis of the shape holds channels of a pixel, best revealed together (they
+            depend little on each other) or apart (they are much alike); None: it is an axis of space.
     """
 
     denoiser: Denoiser
     process: Process
     shape: tuple[int, ...]
     order: Tensor | None = None
+    channels: ChannelsName | None = None
 
     def __init__(
         self,
@@ -46,6 +50,7 @@ class Model:
         process: Process,
         shape: Sequence[int],
         order: Tensor | Sequence[int] | None = None,
+        channels: ChannelsName | None = None,
     ):
         if not isinstance(process, Process):
             raise SamplingError(
@@ -56,6 +61,7 @@ class Model:
         object.__setattr__(self, "process", process)
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "order", checked_order(order, math.prod(sizes)))
+        object.__setattr__(self, "channels", checked_channels(channels, sizes))
 
     @property
     def length(self) -> int:
@@ -127,6 +133,19 @@ def refuse_too_many(coordinates: int, what: str) -> None:
             f"{what} has {coordinates} coordinates; at most {MOST_COORDINATES} are sampled at once, whose "
             "states alone take 16 GiB"
         )
+
+
+def checked_channels(channels: Any, shape: tuple[int, ...]) -> ChannelsName | None:
+    """Return how channels are revealed; refuse another word, or channels of a sample that has no pixels."""
+    if channels is None:
+        return None
+    names = get_args(ChannelsName)
+    if channels not in names or len(shape) < 2:
+        raise SamplingError(
+            f"channels must be {' or '.join(names)} for a shape of pixels and channels such as (32, 32, 3), "
+            f"else None; got {channels!r} for {shape}"
+        )
+    return channels
 
 
 def checked_order(order: Any, length: int) -> Tensor | None:

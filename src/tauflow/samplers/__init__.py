@@ -2,6 +2,7 @@
 
 from tauflow.samplers.api import Prompt, sample
 from tauflow.samplers.base import Info, Problem, Result, Sampler, State, StepInfo, Visit, fixed, option
+from tauflow.samplers.likelihood import nll
 from tauflow.samplers.registry import SAMPLERS, SETS
 from tauflow.samplers.spec import sampler_from, split_specs
 
@@ -17,6 +18,7 @@ __all__ = [
     "StepInfo",
     "Visit",
     "fixed",
+    "nll",
     "option",
     "sample",
     "sampler_from",

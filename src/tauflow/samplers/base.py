@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 
 from tauflow.denoise import Denoiser, Evaluation, Model
+from tauflow.denoise.model import ChannelsName
 from tauflow.errors import SamplingError
 from tauflow.process import Process
+from tauflow.samplers.draws import DRAWN, Drawing
+from tauflow.samplers.walks import Walk, walk_of
 
 FinishName = Literal["draw", "reuse", "none"]
 
@@ -44,10 +47,18 @@ class Problem:
     order: Tensor | None = None  # (D,) a learned order of the coordinates
     frozen: Tensor | None = None  # (B, D) bool, true on the prompt
     condition: Tensor | None = None  # (B, C)
+    channels: ChannelsName | None = None  # what the last axis of the shape is
+    drawing: Drawing = DRAWN
 
     @classmethod
     def of(cls, model: Model, frozen: Tensor | None = None, condition: Tensor | None = None) -> "Problem":
-        return cls(model.denoiser, model.process, model.shape, model.order, frozen, condition)
+        order, channels = model.order, model.channels
+        return cls(model.denoiser, model.process, model.shape, order, frozen, condition, channels)
+
+    @property
+    def walk(self) -> Walk:
+        """Return the walk through all coordinates along which systematic choices are made."""
+        return walk_of(self.shape, self.channels)
 
     def movable(self, x: Tensor) -> Tensor:
         """Return which coordinates (B, D) may move: the process lets them, and they are no prompt."""

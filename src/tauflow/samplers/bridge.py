@@ -35,7 +35,7 @@ from tauflow.denoise import Model
 from tauflow.devices import precise
 from tauflow.process import Process
 from tauflow.samplers.base import Problem, Sampler, State, StepInfo, Visit, option, require
-from tauflow.samplers.draws import CoinName, categorical, chunks, toss
+from tauflow.samplers.draws import CoinName, chunks, toss
 from tauflow.samplers.grids import Grid, make_grid, refuse_too_long
 from tauflow.samplers.tweedie import mixture, needs_noise
 
@@ -102,13 +102,14 @@ class Bridge(Sampler[Grid, State]):
         self, problem: Problem, state: State, plan: Grid, n: int, generator: torch.Generator
     ) -> tuple[State, StepInfo]:
         x, movable = state.x, problem.movable(state.x)
-        chosen = toss(movable, -math.expm1(-plan.dtau(n)), self.coins, generator)
+        chosen = toss(movable, -math.expm1(-plan.dtau(n)), self.coins, generator, problem.walk)
         if state.visit and self.gain != 0:
             state = State(x, state.visit.kept(chosen))
         visit = problem.visit(x, plan.t[n])
         result = x.clone().flatten()
         for index in chunks(chosen, problem.process.num_tokens):
-            result[index] = categorical(self.rows(problem, state, visit, plan, n, index), generator)
+            rows = self.rows(problem, state, visit, plan, n, index)
+            result[index] = problem.drawing.tokens(rows, index, generator)
         result = result.view_as(x)
         moved = (result != x).sum().item() / max(1, int(movable.sum()))
         return State(result, visit), StepInfo(n, plan.t[n].item(), plan.t[n + 1].item(), moved)

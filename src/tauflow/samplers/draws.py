@@ -13,6 +13,7 @@ from torch import Tensor
 from tauflow.denoise import Evaluation
 from tauflow.devices import precise
 from tauflow.errors import SamplingError
+from tauflow.samplers.walks import RASTER, Walk
 
 CoinName = Literal["independent", "systematic"]
 CHUNK = 2**19  # entries of a chunk of rows: a few megabytes of work space
@@ -48,23 +49,49 @@ def categorical(weights: Tensor, generator: torch.Generator) -> Tensor:
     return torch.searchsorted(total, threshold, right=True).squeeze(1).clamp_(max=weights.shape[-1] - 1)
 
 
-def draw(evaluation: Evaluation, places: Tensor, num_tokens: int, generator: torch.Generator) -> Tensor:
+class Drawing:
+    """How tokens come out of rows: drawn. `likelihood.Forced` takes them from data instead.
+
+    Every token that a sampler keeps must come from here.
+    """
+
+    def tokens(self, weights: Tensor, places: Tensor, generator: torch.Generator) -> Tensor:
+        """Return a token for each of the coordinates places (R,), drawn by weights (R, V)."""
+        return categorical(weights, generator)
+
+    def moves(self, moves: Tensor, chance: Tensor, weights: Tensor, places: Tensor) -> Tensor:
+        """Return which of the coordinates places (R,) move, given what coins of these chances (R,) said."""
+        return moves
+
+
+DRAWN = Drawing()
+
+
+def draw(
+    evaluation: Evaluation,
+    places: Tensor,
+    num_tokens: int,
+    generator: torch.Generator,
+    drawing: Drawing = DRAWN,
+) -> Tensor:
     """Draw tokens (R,) from the posterior rows of the coordinates places (R,)."""
-    parts = [categorical(evaluation.rows(index), generator) for index in chunks(places, num_tokens)]
+    parts = [drawing.tokens(evaluation.rows(index), index, generator) for index in chunks(places, num_tokens)]
     return torch.cat(parts) if parts else places
 
 
-def toss(movable: Tensor, chance: float, coins: CoinName, generator: torch.Generator) -> Tensor:
+def toss(
+    movable: Tensor, chance: float, coins: CoinName, generator: torch.Generator, walk: Walk = RASTER
+) -> Tensor:
     """Choose places (R,) of movable (B, D) coordinates, each with the probability `chance`.
 
-    `systematic`: one uniform U for each sequence, and the j-th movable coordinate is chosen iff floor(U + j
-    chance) > floor(U + (j - 1) chance): every coordinate with its probability, but about 1 / chance apart, so
-    that neighbours are rarely chosen together.
+    `systematic`: one uniform U for each sequence, and the j-th movable coordinate along the walk is chosen
+    iff floor(U + j chance) > floor(U + (j - 1) chance): every coordinate with its probability, but about 1 /
+    chance apart, so that neighbours are rarely chosen together.
     """
     if coins == "independent":
         places = places_of(movable)
         return places[uniforms(len(places), generator, places.device) < chance]
     start = uniforms(len(movable), generator, movable.device)[:, None]
-    number = movable.cumsum(1).to(start.dtype)  # (B, D)
+    number = walk.number(movable).to(start.dtype)  # (B, D)
     jumps = (start + chance * number).floor() > (start + chance * (number - 1)).floor()
     return places_of(jumps & movable)

@@ -28,7 +28,7 @@ from tauflow.devices import precise
 from tauflow.errors import SamplingError
 from tauflow.process import Process
 from tauflow.samplers.base import Visit
-from tauflow.samplers.draws import CoinName, categorical, chunks, toss, uniforms
+from tauflow.samplers.draws import DRAWN, CoinName, Drawing, chunks, toss, uniforms
 
 JumpName = Literal["exponential", "one_event"]
 MOST_EVENTS = 2**40  # in a chunk of rows
@@ -92,6 +92,7 @@ def leap(
     rule: Rule,
     generator: Generator,
     places: Tensor | None = None,
+    drawing: Drawing = DRAWN,
 ) -> Jumps:
     """Leap once from x: coin first, rows of candidates only; or literally, where the rule says dense.
 
@@ -112,9 +113,11 @@ def leap(
         total = intensity.sum(-1, dtype=precise(x.device))  # L, (R,)
         stay = torch.exp(-total)
         chance = -torch.expm1(-total) if rule.jump == "exponential" else total * stay
-        moves = (uniforms(len(index), generator, index.device) * candidate < chance).nonzero().squeeze(1)
-        tokens = categorical(intensity.index_select(0, moves), generator)
-        result[index.index_select(0, moves)] = tokens
+        coins = uniforms(len(index), generator, index.device) * candidate < chance
+        moves = drawing.moves(coins, chance / candidate, intensity, index).nonzero().squeeze(1)
+        moving = index.index_select(0, moves)
+        tokens = drawing.tokens(intensity.index_select(0, moves), moving, generator)
+        result[moving] = tokens
         moved += len(tokens)
         clamped += negative
         channels += intensity.numel()

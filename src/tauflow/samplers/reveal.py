@@ -7,7 +7,7 @@ of the order from its rows.
                         masked and a = 1 - kappa, the next one is revealed at a <- u^(1/j) a, u uniform
               spaced    neighbours far apart (spacing.py), shifted round by a random offset of each sequence
               even      anew in every step: every (M / k_n)-th of the M coordinates that are still masked,
-                        from a random offset on
+                        from a random offset on; on a grid along a space-filling curve (walks.py)
               learned   the order that came with the model (tauflow.learn_order)
     counts    equal     k_n = floor((n + 1) F / N) - floor(n F / N)
               power     increments of round(F (n / N)^power), at least 1 each: few tokens at first
@@ -37,7 +37,7 @@ from torch import Tensor
 from tauflow.denoise import Model
 from tauflow.process import Process
 from tauflow.samplers.base import Problem, Sampler, State, StepInfo, Visit, option, require
-from tauflow.samplers.draws import categorical, chunks, places_of, uniforms
+from tauflow.samplers.draws import chunks, places_of, uniforms
 from tauflow.samplers.reveal_order import CPU, OrderName, drawn_keys, drawn_times, entropies, needs_masks
 
 CountName = Literal["equal", "power", "entropy"]
@@ -157,7 +157,7 @@ class Reveal(Sampler[RevealPlan, RevealState]):
                 clamped += int((rows < 0).sum())
                 channels += rows.numel()
                 rows = rows.clamp(min=0)
-            result[index] = categorical(rows, generator)
+            result[index] = problem.drawing.tokens(rows, index, generator)
         done = state.done + count
         t_next = state.times.gather(1, done[:, None]).mean().item()
         moved = len(places) / max(1, int(problem.movable(x).sum()))
@@ -192,16 +192,10 @@ class Reveal(Sampler[RevealPlan, RevealState]):
 
     def turns(self, problem: Problem, state: RevealState, n: int, steps: int) -> tuple[Tensor, Tensor]:
         """Return when in this step each coordinate is revealed (B, D), and how many are (B,)."""
-        movable, length = problem.movable(state.x).cpu(), state.x.shape[1]
         count = self.revealed(state.free, n + 1, steps) - state.done
         if self.order != "even":
             return state.order - state.done[:, None], count
-        number = movable.cumsum(1).double()
-        left = (state.free - state.done).clamp(min=1)[:, None]
-        after = (state.offsets[:, n, None] + number * count[:, None] / left).floor()
-        before = (state.offsets[:, n, None] + (number - 1) * count[:, None] / left).floor()
-        picked = movable & (after > before)
-        return (picked.cumsum(1) - 1).masked_fill(~picked, length), count
+        return problem.walk.evenly(problem.movable(state.x).cpu(), count, state.offsets[:, n]), count
 
     def _turns_by_entropy(
         self, problem: Problem, state: RevealState, visit: Visit, n: int, steps: int

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tauflow.denoise import Evaluation, Model
+from tauflow.denoise.model import ChannelsName
 from tauflow.process import Process
 from tauflow.samplers.base import Problem
 from tauflow.samplers.draws import chunks, places_of, uniforms
@@ -25,8 +26,6 @@ def needs_masks(model: Model, order: OrderName) -> str:
             f"reveal samplers need a masked source, this model has a {model.process.name} one; "
             f"try {model.process.recommended} or tr_cie"
         )
-    if order == "even" and sum(size > 1 for size in model.shape) > 1:
-        return "order=even is for sequences: on a grid it would reveal entire columns; use spaced"
     if order == "learned" and model.order is None:
         return (
             "there is no learned order: make one with tauflow.learn_order(model), or sample.py "
@@ -41,12 +40,30 @@ def drawn_keys(order: OrderName, problem: Problem, batch: int, generator: torch.
     length = torch.Size(shape).numel()
     if order == "random":
         return uniforms(batch * length, generator, CPU).view(batch, length)
+    if order == "spaced" and problem.channels:
+        return _channel_keys(problem.channels, shape[:-1], shape[-1], batch, generator)
     if order == "spaced":
-        shift = uniforms(batch * len(shape), generator, CPU).view(batch, -1)
-        return shifted(spaced_ranks(shape), shape, (shift * torch.tensor(shape)).long())
+        return _shifted_ranks(shape, batch, generator)
     if order == "learned" and problem.order is not None:
         return problem.order.expand(batch, length)
     return torch.arange(length).expand(batch, length)
+
+
+def _shifted_ranks(grid: tuple[int, ...], batch: int, generator: torch.Generator) -> Tensor:
+    """Draw a shift for each sequence, and return the ranks (B, cells) of a grid that is moved round by it."""
+    shift = uniforms(batch * len(grid), generator, CPU).view(batch, -1)
+    return shifted(spaced_ranks(grid), grid, (shift * torch.tensor(grid)).long())
+
+
+def _channel_keys(
+    channels: ChannelsName, grid: tuple[int, ...], count: int, batch: int, generator: torch.Generator
+) -> Tensor:
+    """Draw keys (B, D) of pixels with channels: one shift for all of them, or each channel has its own."""
+    if channels == "together":
+        ranks = _shifted_ranks(grid, batch, generator)[:, :, None]  # (B, pixels, 1)
+    else:
+        ranks = _shifted_ranks(grid, batch * count, generator).view(batch, count, -1).transpose(1, 2)
+    return (count * ranks + torch.arange(count)).flatten(1)
 
 
 def drawn_times(

@@ -12,7 +12,7 @@ from tauflow.denoise import BatchedDenoiser, CountingDenoiser, Model
 from tauflow.errors import BadLogits, SamplingError
 from tauflow.process import Process
 from tauflow.samplers.base import FinishName, Info, Observer, Problem, Result, Sampler, State, StepInfo
-from tauflow.samplers.draws import draw
+from tauflow.samplers.draws import DRAWN, Drawing, draw
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Request:
     observer: Observer | None = None
     batch_size: int | None = None  # sequences that the denoiser is given at once; None: all
     settings: dict[str, Any] = field(default_factory=dict)
+    drawing: Drawing = DRAWN
 
 
 @torch.no_grad()
@@ -46,7 +47,9 @@ def run(sampler: Sampler, request: Request) -> Result:
     network = counter = CountingDenoiser(model.denoiser)
     if request.batch_size is not None and request.batch_size < len(request.x_0):
         counter = CountingDenoiser(BatchedDenoiser(network, request.batch_size))
-    problem = Problem(counter, model.process, model.shape, model.order, request.frozen, request.condition)
+    problem = dataclasses.replace(
+        Problem.of(model, request.frozen, request.condition), denoiser=counter, drawing=request.drawing
+    )
     free = int(problem.movable(request.x_0).sum(1).max())
     if not free:  # the prompt is everything
         return Result(request.x_0, 0, Info([], 0.0, 0, request.settings))
@@ -89,7 +92,8 @@ def _finish(
         return state
     visit = state.visit if policy == "reuse" and state.visit else problem.visit(state.x, t)
     x = state.x.clone().flatten()
-    x[places] = draw(visit.evaluation, places, problem.process.num_tokens, generator)
+    num_tokens = problem.process.num_tokens
+    x[places] = draw(visit.evaluation, places, num_tokens, generator, problem.drawing)
     return State(x.view_as(state.x), visit)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 def spaced_ranks(geometry: tuple[int, ...]) -> Tensor:
     """Return ranks (D,) of the cells of a grid of these sizes, the last axis fastest."""
-    axes = torch.meshgrid(*(_binary(size) for size in geometry), indexing="ij")
+    axes = torch.meshgrid(*(spread(size) for size in geometry), indexing="ij")
     digits = [*(axis ^ axes[0] for axis in axes[1:]), axes[0]]
     code = torch.zeros(geometry, dtype=torch.long)
     levels = max(int(axis.max()) for axis in axes).bit_length()
@@ -27,7 +27,7 @@ def spaced_ranks(geometry: tuple[int, ...]) -> Tensor:
     return code.flatten().argsort().argsort()
 
 
-def _binary(size: int) -> Tensor:
+def spread(size: int) -> Tensor:
     """Return positions (size,) as distinct binary numbers that are spread evenly over a power of two."""
     low = size & -size
     high = size // low

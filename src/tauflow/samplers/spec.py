@@ -178,7 +178,7 @@ def _built(name: str) -> Sampler:
 
 
 def recommended(model: Model) -> Sampler:
-    """Return the sampler `auto` of a model: the recommended one of its process, or the one for grids."""
+    """Return the sampler `auto` of a model: what its process recommends, if that can sample it."""
     first = sampler_from(model.process.recommended)
     if not first.refuses(model):
         return first

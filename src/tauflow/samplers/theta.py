@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tauflow.samplers.base import Problem, State, StepInfo, fixed, option, require
+from tauflow.samplers.draws import DRAWN
 from tauflow.samplers.grids import Grid
 from tauflow.samplers.leap import Term, leap
 from tauflow.samplers.leaping import LeapingOptions
@@ -62,11 +63,14 @@ class Theta(LeapingOptions):
         x, h, process = state.x, plan.dt(n), problem.process
         movable = problem.movable(x)
         first = self.first_stage(problem, x, plan, n)
-        x_star = leap(process, [first], x, movable, self.rule_for(self.theta * h), generator).x
+        drawing = problem.drawing if self.trapezoidal else DRAWN  # RK2 throws the tokens of x* away
+        rule = self.rule_for(self.theta * h)
+        x_star = leap(process, [first], x, movable, rule, generator, drawing=drawing).x
         first = Term(first.coefficient, first.visit.kept())
         terms = self.second_stage(problem, first, x_star, plan, n)
         start, rest = (x_star, (1 - self.theta) * h) if self.trapezoidal else (x, h)
-        jumps = leap(process, terms, start, problem.movable(start), self.rule_for(rest), generator)
+        rule, drawing = self.rule_for(rest), problem.drawing
+        jumps = leap(process, terms, start, problem.movable(start), rule, generator, drawing=drawing)
         moved = (jumps.x != x).sum().item() / max(1, int(movable.sum()))
         info = StepInfo(n, plan.t[n].item(), plan.t[n + 1].item(), moved, jumps.clamped, jumps.several)
         # for RK2 the first visit is kept: where a mask is left it was masked at x, but perhaps not at x*

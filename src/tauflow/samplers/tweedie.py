@@ -22,7 +22,7 @@ from tauflow.denoise import Model
 from tauflow.devices import precise
 from tauflow.process import Mixture
 from tauflow.samplers.base import Problem, State, StepInfo
-from tauflow.samplers.draws import categorical, chunks, draw, places_of, uniforms
+from tauflow.samplers.draws import chunks, draw, places_of, uniforms
 from tauflow.samplers.grids import Grid
 from tauflow.samplers.leaping import GridSampler
 
@@ -38,7 +38,8 @@ class Tweedie(GridSampler):
         places = places_of(problem.movable(x))
         chosen = places[uniforms(len(places), generator, x.device) < rho]
         result = x.clone().flatten()
-        result[chosen] = draw(visit.evaluation, chosen, problem.process.num_tokens, generator)
+        tokens = draw(visit.evaluation, chosen, problem.process.num_tokens, generator, problem.drawing)
+        result[chosen] = tokens
         moved = (result.view_as(x) != x).sum().item() / max(1, len(places))
         return State(result.view_as(x), visit), StepInfo(n, plan.t[n].item(), plan.t[n + 1].item(), moved)
 
@@ -69,7 +70,7 @@ class TweedieD3PM(GridSampler):
             here = torch.zeros_like(p).scatter_(1, own, 1.0)
             kept = kappa_s * p / (kappa_t * here + (1 - kappa_t) / v)
             law = (b * here + (1 - b) / v) * (kept + (1 - kappa_s) / everywhere * c)
-            result[index] = categorical(law, generator)
+            result[index] = problem.drawing.tokens(law, index, generator)
         moved = (result.view_as(x) != x).sum().item() / max(1, len(places))
         return State(result.view_as(x), visit), StepInfo(n, plan.t[n].item(), plan.t[n + 1].item(), moved)
 

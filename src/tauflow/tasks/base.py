@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 from torchmetrics import MetricCollection
 
+from tauflow.denoise.model import ChannelsName
 from tauflow.errors import SettingsError
 from tauflow.samplers import Prompt
 from tauflow.tasks.items import Share, items_of
@@ -36,12 +37,14 @@ class DataFacts:
         shape: of one sample: (D,) for a sequence, (H, W) or (H, W, C) for a picture.
         conditions: how many values each column of a condition has; none: there is no condition.
         unigrams: gives the law (V,) of the data tokens, which the marginal source starts from.
+        channels: how the last axis of the shape is revealed, where it holds channels: together or apart.
     """
 
     num_tokens: int
     shape: tuple[int, ...]
     conditions: tuple[int, ...] = ()
     unigrams: Callable[[], Tensor] | None = field(default=None, compare=False, repr=False)
+    channels: ChannelsName | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         try:  # numbers of numpy are numbers too
@@ -83,6 +86,7 @@ class Task(ABC):
     num_tokens: int  # V
     shape: tuple[int, ...]  # of one sample
     conditions: tuple[int, ...] = ()  # how many values each column of a condition has
+    channels: ChannelsName | None = None  # how the last axis is revealed, where it holds channels
     headline: str  # the metric that comes first in tables, and that plots and the HParams tab show
     batch_size: int = 32  # items of an optimizer step over all devices and accumulated batches together
     epoch_items: int = 4096  # training items called an epoch
@@ -111,7 +115,7 @@ class Task(ABC):
     @property
     def facts(self) -> DataFacts:
         """Return what a model must know of the data."""
-        return DataFacts(self.num_tokens, self.shape, self.conditions, self.unigrams)
+        return DataFacts(self.num_tokens, self.shape, self.conditions, self.unigrams, self.channels)
 
     # Data
 

@@ -93,7 +93,8 @@ class DFMModule(LightningModule):
 
     def model(self) -> Model:
         """Return what is sampled: the averaged weights with their process and shape."""
-        return Model(self.ema.network, self.process, self.facts.shape)  # type: ignore[arg-type]  # Model converts it
+        facts = self.facts
+        return Model(self.ema.network, self.process, facts.shape, channels=facts.channels)
 
     # Checkpoints
 

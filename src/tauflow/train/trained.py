@@ -97,7 +97,9 @@ def load(
     if task is not None:
         task.folder = Path(path).parent
     model = module.to(device).model()
-    return Trained(replace(model, order=orders.read(path, model.length)), task, checkpoint["global_step"])
+    channels = model.channels if task is None else task.channels
+    model = replace(model, order=orders.read(path, model.length), channels=channels)
+    return Trained(model, task, checkpoint["global_step"])
 
 
 def _module(spec: dict[str, Any], allowed: tuple[type, ...], averaged: dict[str, Tensor]) -> DFMModule:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
+from tauflow.denoise.model import ChannelsName
 from tauflow.errors import SettingsError
 from tauflow.samplers import Prompt
 from tauflow.seeds import generator_for
@@ -30,6 +31,7 @@ from tauflow.tasks.images.tokens import Pixels, TokensName, pixels_from
 from tauflow.tasks.items import Shuffled
 
 KEPT = "pictures.npz"  # beside the checkpoints of a run
+CHANNELS: dict[TokensName, ChannelsName] = {"rgb": "apart", "decorrelated": "together"}
 
 
 @dataclass(eq=False, repr=False)
@@ -118,9 +120,9 @@ class Images(Task):
             self.conditions = (len(self.class_names or []),)
 
     @property
-    def channels_together(self) -> bool:
-        """Return whether the channels of a pixel are best revealed together: they are almost independent."""
-        return self.tokens != "rgb"
+    def channels(self) -> ChannelsName | None:  # type: ignore[override]  # depends on the tokens
+        """Return how channels are revealed: apart if they are much alike, together if almost independent."""
+        return CHANNELS.get(self.tokens)
 
     # Data
 

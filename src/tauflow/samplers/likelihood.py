@@ -1,0 +1,144 @@
+"""nll: what a few-step sampler's own law says of data, by teacher forcing.
+
+A sampler of a masked process chooses in every step a set of coordinates and draws their tokens from rows that
+were made before. Data goes through the same steps: the sets are chosen as always, the tokens are those of the
+data, and each costs -ln of its share of its row. The sum is -ln p(x | sets), exactly, where the sets do not
+look at tokens; where they do (clamped intensities, budgets of entropy), or where a method throws tokens away
+(theta_rk2), it is -ln of p(x, sets) over the probability with which these sets were chosen. Its mean over the
+sets is at least -ln p(x) in either case (Jensen), and exp(-nll) has the mean p(x).
+
+A row that was extrapolated and clamped may give the true token no weight. A coin that may still say `stay`
+then does, at the cost of -ln of the probability of that; else the nll is infinite: this sampler cannot make
+this item on this path.
+
+Shapes: B items, D coordinates, V data tokens, R rows.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tauflow.denoise import Model
+from tauflow.devices import precise
+from tauflow.errors import SamplingError
+from tauflow.samplers.api import checked_condition, seeded, whole
+from tauflow.samplers.base import Sampler, require
+from tauflow.samplers.draws import Drawing
+from tauflow.samplers.run import Request, run
+from tauflow.samplers.spec import sampler_from
+
+
+class Forced(Drawing):
+    """Tokens of data (B, D) instead of drawn ones; `nats` (B, D) is what they cost."""
+
+    def __init__(self, data: Tensor):
+        self.data = data
+        self.nats = torch.zeros(data.shape, dtype=precise(data.device), device=data.device)
+
+    def tokens(self, weights: Tensor, places: Tensor, generator: torch.Generator) -> Tensor:
+        tokens = self.data.flatten()[places]
+        weights = weights.to(self.nats.dtype)
+        share = weights.gather(1, tokens[:, None]).squeeze(1) / weights.sum(-1)
+        self.nats.view(-1)[places] -= share.log()
+        return tokens
+
+    def moves(self, moves: Tensor, chance: Tensor, weights: Tensor, places: Tensor) -> Tensor:
+        stuck = weights.gather(1, self.data.flatten()[places][:, None]).squeeze(1) == 0
+        self.nats.view(-1)[places] -= torch.where(stuck, torch.log1p(-chance), 0.0).to(self.nats.dtype)
+        return moves & ~stuck
+
+
+def no_likelihood(sampler: Sampler, model: Model) -> str:
+    """Return why a sampler has no likelihood on a model, or nothing if it has one."""
+    if not model.process.absorbing:
+        return f"the likelihood needs a masked source, this model has a {model.process.name} one"
+    if getattr(sampler, "dense", False):
+        return (
+            "the dense algorithm does not say how probable its tokens were; drop dense: the law is the same"
+        )
+    if getattr(sampler, "finish", "draw") == "none":
+        return "finish=none leaves masks, which data has not; use finish=draw or reuse"
+    return ""
+
+
+def nll(
+    model: Model,
+    sampler: Sampler | str,
+    nfe: int,
+    data: Tensor,
+    *,
+    condition: Tensor | None = None,
+    known: Tensor | None = None,
+    seed: int | torch.Generator = 0,
+    batch_size: int | None = None,
+) -> Tensor:
+    """Return what a sampler with a budget of evaluations says of data: nats of each item, float64 (B,).
+
+    It is exact for the sets of coordinates that the sampler chose with this seed, and bounds -ln p(x) from
+    above in the mean over seeds.
+
+    Args:
+        model: what is sampled; its source must be masked.
+        sampler: a spec such as "spaced(power=3)", a Sampler, or "auto".
+        nfe: budget of evaluations.
+        data: tokens of items (B, D), or in the shape of a sample (B, ...).
+        condition: of the items, integers (B, C), or (C,) for all of them.
+        known: true (B, D) or (D,) where a coordinate is given and costs nothing.
+        seed: of the sets, or a torch.Generator.
+        batch_size: how many items the denoiser is given at once; None is all of them.
+    """
+    require(isinstance(model, Model), f"model must be a tauflow.Model, got {type(model).__name__}")
+    sampler = sampler_from(sampler, model)
+    if reason := no_likelihood(sampler, model):
+        raise SamplingError(reason)
+    device = model.denoiser.device
+    tokens = checked_items(data, model).to(device)
+    frozen = checked_known(known, tokens)
+    generator = seeded(seed)
+    x_0 = model.process.start(tuple(tokens.shape), generator).to(device)
+    forced = Forced(tokens)
+    request = Request(
+        model,
+        whole(nfe, "nfe"),
+        x_0 if frozen is None else torch.where(frozen, tokens, x_0),
+        generator,
+        frozen=frozen,
+        condition=checked_condition(condition, len(tokens), model),
+        batch_size=None if batch_size is None else whole(batch_size, "batch_size"),
+        drawing=forced,
+    )
+    if not torch.equal(run(sampler, request).tokens, tokens):
+        raise SamplingError(
+            f"{sampler} draws tokens itself, so nothing says how probable data is; let it draw them with "
+            "problem.drawing.tokens(weights, places, generator)"
+        )
+    return forced.nats.sum(1).double().cpu()
+
+
+def checked_items(data: Any, model: Model) -> Tensor:
+    """Return items of data (B, D) of a model; refuse what is none."""
+    require(isinstance(data, Tensor), f"data must be a tensor of tokens, got {type(data).__name__}")
+    shapes = f"(B, {model.length})" + (
+        f" or (B, {', '.join(map(str, model.shape))})" * (len(model.shape) > 1)
+    )
+    fits = data.ndim > 1 and len(data) > 0 and tuple(data.shape[1:]) in ((model.length,), model.shape)
+    require(fits, f"data must have the shape {shapes}, got {tuple(data.shape)}")
+    whole_numbers = not (data.is_floating_point() or data.dtype == torch.bool)
+    require(whole_numbers, f"data must hold integer tokens, got {data.dtype}")
+    last = model.process.num_tokens - 1
+    inside = int(data.min()) >= 0 and int(data.max()) <= last
+    require(inside, f"data holds tokens outside 0 .. {last}; give items of the model's own data")
+    return data.flatten(1).long()
+
+
+def checked_known(known: Any, tokens: Tensor) -> Tensor | None:
+    """Return where tokens (B, D) are given, on their device; refuse what does not say so."""
+    if known is None:
+        return None
+    fits = isinstance(known, Tensor) and tuple(known.shape) in (tuple(tokens.shape), tuple(tokens.shape[1:]))
+    require(
+        fits and known.dtype == torch.bool,
+        f"known must be boolean, of the shape {tuple(tokens.shape)} or {tuple(tokens.shape[1:])}",
+    )
+    return known.expand_as(tokens).to(tokens.device)
