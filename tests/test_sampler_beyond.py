@@ -24,7 +24,7 @@ from tauflow.samplers.bridge import Bridge
 from tauflow.samplers.draws import toss
 from tauflow.samplers.leap import Rule, Term, leap
 from tauflow.samplers.reveal import Reveal
-from tauflow.samplers.spacing import shifted, spaced_ranks
+from tauflow.samplers.spacing import farthest_ranks, shifted, spaced_ranks
 from tauflow.samplers.walks import hilbert, walk_of
 from tauflow.theory import orders
 from tauflow.theory.countdown import posterior, violations
@@ -559,24 +559,38 @@ def first_reveals(spec: str, shape: tuple, channels: str | None, nfe: int, count
 
 
 def nearest(chosen: torch.Tensor) -> float:
-    """The mean over chosen cells (H, W) of the distance to the next one."""
+    """The mean over chosen cells (H, W) of the distance to the next one, round the edges."""
     cells = chosen.nonzero().double()
-    apart = torch.cdist(cells, cells).fill_diagonal_(math.inf)
+    apart = (cells[:, None] - cells).abs()
+    apart = torch.minimum(apart, torch.tensor(chosen.shape) - apart).norm(dim=-1).fill_diagonal_(math.inf)
     return apart.min(1).values.mean().item()
 
 
 def test_an_even_step_on_a_grid_lies_apart_in_two_dimensions():
-    """In every step of 8 x 8 cells, against random sets of the same sizes: at least 1.15 times as far."""
-    step = first_reveals("spaced_even", (8, 8), None, 5)
+    """The first steps of 10 x 6 cells, against random sets of the same sizes: at least 1.2 times as far."""
+    step = first_reveals("spaced_even", (10, 6), None, 6)
     generator = torch.Generator().manual_seed(0)
     for n in (1, 2, 3):
         sizes = (step == n).sum((1, 2)).tolist()
         far = sum(nearest(row == n) for row in step) / len(step)
-        random = sum(
-            nearest(torch.zeros(64).index_fill_(0, torch.randperm(64, generator=generator)[:k], 1).view(8, 8))
-            for k in sizes
-        )
-        assert far > 1.15 * random / len(step)
+        shuffled = [torch.randperm(60, generator=generator)[:k] for k in sizes]
+        random = sum(nearest(torch.zeros(60).index_fill_(0, cells, 1).view(10, 6)) for cells in shuffled)
+        assert far > 1.2 * random / len(step)
+
+
+def test_an_even_order_on_a_grid_begins_far_from_what_is_known():
+    """The left half of 8 x 8 cells is given: the first cell lies in the middle of the rest, and the ranks of
+    all free cells are those of a permutation; known cells come last."""
+    known = torch.zeros(8, 8, dtype=torch.bool)
+    known[:, :4] = True
+    noise = torch.rand(3, 64, generator=torch.Generator().manual_seed(0))
+    ranks = farthest_ranks((8, 8), known.flatten().expand(3, 64), noise)
+    assert torch.equal(ranks[:, ~known.flatten()].sort(1).values, torch.arange(32).expand(3, 32))
+    assert set((ranks.argmin(1) % 8).tolist()) <= {5, 6}
+    assert (ranks[:, known.flatten()] >= 32).all()
+    assert len({tuple(row.tolist()) for row in ranks}) == 3, (
+        "noise decides between cells that are equally far"
+    )
 
 
 @pytest.mark.parametrize("spec", ["spaced", "spaced_even"])

@@ -7,7 +7,8 @@ of the order from its rows.
                         masked and a = 1 - kappa, the next one is revealed at a <- u^(1/j) a, u uniform
               spaced    neighbours far apart (spacing.py), shifted round by a random offset of each sequence
               even      anew in every step: every (M / k_n)-th of the M coordinates that are still masked,
-                        from a random offset on; on a grid along a space-filling curve (walks.py)
+                        from a random offset on; on a grid always the cell farthest from all that are known
+                        (spacing.py)
               learned   the order that came with the model (tauflow.learn_order)
     counts    equal     k_n = floor((n + 1) F / N) - floor(n F / N)
               power     increments of round(F (n / N)^power), at least 1 each: few tokens at first
@@ -39,6 +40,7 @@ from tauflow.process import Process
 from tauflow.samplers.base import Problem, Sampler, State, StepInfo, Visit, option, require
 from tauflow.samplers.draws import chunks, places_of, uniforms
 from tauflow.samplers.reveal_order import CPU, OrderName, drawn_keys, drawn_times, entropies, needs_masks
+from tauflow.samplers.spacing import is_grid
 
 CountName = Literal["equal", "power", "entropy"]
 ExtrapolationName = Literal["pairs", "hitting"]
@@ -127,12 +129,12 @@ class Reveal(Sampler[RevealPlan, RevealState]):
     ) -> RevealState:
         movable = problem.movable(x_0).cpu()
         batch, length = x_0.shape
-        keys = drawn_keys(self.order, problem, batch, generator)
+        keys = drawn_keys(self.order, problem, movable, generator)
         order = (keys + length * ~movable).argsort(1).argsort(1)  # free coordinates first
         free = movable.sum(1)
         times = drawn_times(self.order, problem.process, free, length, generator)
         offsets = torch.zeros(batch, 0)
-        if self.order == "even":
+        if self.order == "even" and not is_grid(problem.shape):
             offsets = uniforms(batch * plan.steps, generator, CPU).view(batch, plan.steps)
         none = torch.zeros_like(free)
         return RevealState(
@@ -193,9 +195,15 @@ class Reveal(Sampler[RevealPlan, RevealState]):
     def turns(self, problem: Problem, state: RevealState, n: int, steps: int) -> tuple[Tensor, Tensor]:
         """Return when in this step each coordinate is revealed (B, D), and how many are (B,)."""
         count = self.revealed(state.free, n + 1, steps) - state.done
-        if self.order != "even":
+        if self.order != "even" or is_grid(problem.shape):
             return state.order - state.done[:, None], count
-        return problem.walk.evenly(problem.movable(state.x).cpu(), count, state.offsets[:, n]), count
+        movable, length = problem.movable(state.x).cpu(), state.x.shape[1]
+        number = movable.cumsum(1).double()
+        left = (state.free - state.done).clamp(min=1)[:, None]
+        after = (state.offsets[:, n, None] + number * count[:, None] / left).floor()
+        before = (state.offsets[:, n, None] + (number - 1) * count[:, None] / left).floor()
+        picked = movable & (after > before)
+        return (picked.cumsum(1) - 1).masked_fill(~picked, length), count
 
     def _turns_by_entropy(
         self, problem: Problem, state: RevealState, visit: Visit, n: int, steps: int

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from tauflow.denoise import Evaluation, Model
-from tauflow.denoise.model import ChannelsName
 from tauflow.process import Process
 from tauflow.samplers.base import Problem
 from tauflow.samplers.draws import chunks, places_of, uniforms
-from tauflow.samplers.spacing import shifted, spaced_ranks
+from tauflow.samplers.spacing import evenly_ranks, farthest_ranks, is_grid, shifted, spaced_ranks
 
 OrderName = Literal["random", "spaced", "even", "learned"]
 CPU = torch.device("cpu")
@@ -34,36 +33,40 @@ def needs_masks(model: Model, order: OrderName) -> str:
     return ""
 
 
-def drawn_keys(order: OrderName, problem: Problem, batch: int, generator: torch.Generator) -> Tensor:
-    """Draw keys (B, D) or (1, D): coordinates are revealed from the lowest on."""
-    shape = problem.shape
-    length = torch.Size(shape).numel()
+def drawn_keys(order: OrderName, problem: Problem, movable: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw keys (B, D) of coordinates of which some are movable (B, D): the lowest are revealed first."""
+    batch, length = movable.shape
     if order == "random":
         return uniforms(batch * length, generator, CPU).view(batch, length)
-    if order == "spaced" and problem.channels:
-        return _channel_keys(problem.channels, shape[:-1], shape[-1], batch, generator)
-    if order == "spaced":
-        return _shifted_ranks(shape, batch, generator)
     if order == "learned" and problem.order is not None:
         return problem.order.expand(batch, length)
+    if order == "spaced" or is_grid(problem.shape):
+        return _keys_on_grid(order, problem, movable, generator)
     return torch.arange(length).expand(batch, length)
 
 
-def _shifted_ranks(grid: tuple[int, ...], batch: int, generator: torch.Generator) -> Tensor:
-    """Draw a shift for each sequence, and return the ranks (B, cells) of a grid that is moved round by it."""
-    shift = uniforms(batch * len(grid), generator, CPU).view(batch, -1)
-    return shifted(spaced_ranks(grid), grid, (shift * torch.tensor(grid)).long())
-
-
-def _channel_keys(
-    channels: ChannelsName, grid: tuple[int, ...], count: int, batch: int, generator: torch.Generator
-) -> Tensor:
-    """Draw keys (B, D) of pixels with channels: one shift for all of them, or each channel has its own."""
-    if channels == "together":
-        ranks = _shifted_ranks(grid, batch, generator)[:, :, None]  # (B, pixels, 1)
+def _keys_on_grid(order: OrderName, problem: Problem, movable: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw keys (B, D): of space, or of pixels, whose channels have one order or each its own."""
+    shape, batch = problem.shape, len(movable)
+    if problem.channels is None:
+        return _ranks(order, shape, movable, generator)
+    grid, count = shape[:-1], shape[-1]
+    free = movable.view(batch, -1, count)  # (B, pixels, channels)
+    if problem.channels == "together":
+        ranks = _ranks(order, grid, free.any(2), generator)[:, :, None]
     else:
-        ranks = _shifted_ranks(grid, batch * count, generator).view(batch, count, -1).transpose(1, 2)
+        of_channels = free.transpose(1, 2).flatten(0, 1)  # (B * channels, pixels)
+        ranks = _ranks(order, grid, of_channels, generator).view(batch, count, -1).transpose(1, 2)
     return (count * ranks + torch.arange(count)).flatten(1)
+
+
+def _ranks(order: OrderName, grid: tuple[int, ...], free: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw ranks (B, cells) of grids with free cells: an order moved round, or begun from what is known."""
+    if order == "even" and not free.all():
+        return farthest_ranks(grid, ~free, uniforms(free.numel(), generator, CPU).view_as(free))
+    shift = uniforms(len(free) * len(grid), generator, CPU).view(len(free), -1)
+    ranks = spaced_ranks(grid) if order == "spaced" else evenly_ranks(grid)
+    return shifted(ranks, grid, (shift * torch.tensor(grid)).long())
 
 
 def drawn_times(

@@ -1,6 +1,6 @@
 """Walks through the coordinates of a sample along which neighbours follow each other.
 
-Systematic choices take every so many-th coordinate of a walk, so that what is chosen together lies far apart.
+Systematic coins take every so many-th coordinate of a walk, so that what is chosen together lies far apart.
 A sequence is walked from its first coordinate to its last, a grid along Hilbert's curve: cells that are near
 on the curve are near on the grid, so every stretch of it is a patch, not a row. Sizes that are no power of
 two keep those cells of the next larger curve that their evenly spread positions are. Channels that are
@@ -39,25 +39,6 @@ class Walk:
         along = movable[:, order].unflatten(1, (-1, self.group)).any(2)  # (B, G)
         number = along.cumsum(1).repeat_interleave(self.group, 1)
         return torch.empty_like(number).scatter_(1, order.expand_as(number), number)
-
-    def evenly(self, movable: Tensor, count: Tensor, offset: Tensor) -> Tensor:
-        """Choose so many (B,) of the movable (B, D) coordinates, evenly along the walk from offset (B,) on.
-
-        Returns when each is chosen (B, D), from 0; later than all that are chosen where it is not.
-        """
-        number = self.number(movable).double()
-        left = movable.sum(1, keepdim=True).clamp(min=1)
-        wanted = count[:, None]
-        if self.group > 1:  # in groups, which may have lost some of their coordinates to a prompt
-            groups = number.amax(1, keepdim=True).clamp(min=1)
-            wanted, left = (wanted * groups / left).ceil(), groups
-        after = (offset[:, None] + number * wanted / left).floor()
-        before = (offset[:, None] + (number - 1) * wanted / left).floor()
-        picked = movable & (after > before)
-        if self.group == 1:
-            return (picked.cumsum(1) - 1).masked_fill(~picked, movable.shape[1])
-        late = (number + movable.shape[1] * ~picked).masked_fill(~movable, torch.inf)
-        return late.argsort(dim=1, stable=True).argsort(1)
 
 
 RASTER = Walk()
