@@ -8,11 +8,15 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from conftest import ENV, ROOT, TINY, load_plain, read_scalars, run_train, train_command, wait_for
+from conftest import ENV, ROOT, TINY, load_plain, read_scalars, run_train, train_command, train_here, wait_for
 
 from tauflow import files
+from tauflow.cli.sample import sample
+from tauflow.evaluation.measure import DETAILS
+from tauflow.evaluation.store import Results
 
 pytestmark = pytest.mark.slow
 
@@ -220,3 +224,51 @@ def test_two_devices_sample_beside_a_run_that_saves(trained, tmp_path):
         over.set()
         thread.join()
     assert result.returncode == 0, result.stderr
+
+
+FEATURES = """
+import torch
+
+class Powers(torch.nn.Module):
+    def forward(self, pictures):
+        return (pictures.double() / 255).mean((1, 2, 3))[:, None] ** torch.arange(1, 4)
+"""
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Train a tiny U-Net on made pictures with labels; return its checkpoint."""
+    levels = np.random.default_rng(0).integers(0, 256, (40, 6, 6), dtype=np.uint8)
+    np.savez(tmp_path / "made.npz", images=levels, labels=np.arange(40) % 2)
+    args = ["-c", str(ROOT / "configs" / "fashion.yaml"), "--data.hub=null", "--data.npz=made.npz"]
+    args += ["--data.size=null", "--data.class_names=null", "--data.val_share=0.3", "--data.val_items=6"]
+    args += ["--data.batch_size=8", "--data.epoch_items=8", "--model.optimizer.warmup_steps=1"]
+    args += ["--model.network.width=8", "--model.network.multipliers=[1,2]", "--model.network.blocks=1"]
+    args += ["--trainer.max_steps=1", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
+    args += ["--evaluation.every_n_validations=0", f"--trainer.default_root_dir={tmp_path}"]
+    train_here(*args, cwd=tmp_path)
+    return tmp_path / "version_0" / "last.ckpt"
+
+
+def test_two_processes_draw_and_measure_the_pictures_of_one(pictures, tmp_path, monkeypatch):
+    """Distances are sums over the pictures in another order: equal to rounding. All else is equal."""
+    (tmp_path / "made.py").write_text(FEATURES)
+    monkeypatch.chdir(tmp_path)
+    words = ["--ckpt", pictures, "--sampler", "spaced", "tr_cie", "--nfe", 3, "--num_samples", 7]
+    words += ["--batch_size", 2, "--accelerator", "cpu", "--no_progress"]
+    words += ["--data", "npz=made.npz", "--data", "features=made.py:Powers"]
+    with pytest.raises(SystemExit) as stop:
+        sample(list(map(str, [*words, "--out", "one"])))
+    assert stop.value.code == 0
+    command = [sys.executable, ROOT / "sample.py", *words, "--devices", 2, "--out", "two"]
+    result = subprocess.run(list(map(str, command)), env=ENV, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert Path("one/samples.png").read_bytes() == Path("two/samples.png").read_bytes()
+    for one, two in zip(Results.read("one").cells, Results.read("two").cells, strict=True):
+        assert one.shown == two.shown
+        assert {record.metric for record in one.records} >= {"kid_Powers", "brightness_sd", "quiet_luma"}
+        for left, right in zip(one.records, two.records, strict=True):
+            if left.metric not in DETAILS["time"]:
+                numbers = left.measured.value, left.measured.standard_error
+                found = right.measured.value, right.measured.standard_error
+                assert found == pytest.approx(numbers, rel=1e-9, abs=1e-9), (one.factors, left.metric)

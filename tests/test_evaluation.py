@@ -186,7 +186,8 @@ def test_a_clean_first_batch_does_not_merge_metrics():
 
 
 def test_a_failing_sampler_is_noted_and_the_others_continue():
-    results = run(exact(fail_after=6), ["euler", "tr_cie"], [4], Sampling(4, 4), keep_going=True)
+    sampling = Sampling(4, 4, nll_items=0)
+    results = run(exact(fail_after=6), ["euler", "tr_cie"], [4], sampling, keep_going=True)
     assert Frame(results).measured("", "euler", 4, "error_rate")
     assert cell_of(results, "tr_cie", 4).problem.startswith(
         "failed: RuntimeError: the network is broken (test_"
@@ -218,13 +219,14 @@ def test_a_kept_grid_grows_and_other_settings_are_refused(tmp_path):
     refused."""
     grows = ("samplers", "nfes")
     settings = {"samplers": ["euler"], "nfes": [2], "seed": 0}
+    sampling = Sampling(4, nll_items=0)
     with opened_results(tmp_path, "samples", settings, grows) as first:
-        run(exact(), "euler", [2], Sampling(4), results=first, folder=tmp_path)
+        run(exact(), "euler", [2], sampling, results=first, folder=tmp_path)
     kept = cell_of(first, "euler", 2)
     trained = exact()
     settings = {"samplers": ["tr_cie", "euler"], "nfes": [4], "seed": 0}
     with opened_results(tmp_path, "samples", settings, grows) as more:
-        run(trained, ["tr_cie", "euler"], [2, 4], Sampling(4), results=more, folder=tmp_path)
+        run(trained, ["tr_cie", "euler"], [2, 4], sampling, results=more, folder=tmp_path)
     assert trained.model.denoiser.calls == 2 + 4 + 4, "the finished cell was not made again"
     again = Results.read(tmp_path)
     assert again.settings == {"samplers": ["euler", "tr_cie"], "nfes": [2, 4], "seed": 0}
@@ -323,7 +325,7 @@ def test_a_full_disk_ends_the_grid_and_the_finished_cells_are_kept(tmp_path, mon
             raise OSError(errno.ENOSPC, "No space left on device")
 
     trained = exact()
-    sampling = Sampling(4)
+    sampling = Sampling(4, nll_items=0)
     with monkeypatch.context() as patch:
         patch.setattr("tauflow.files.os.fsync", fill)
         with (
@@ -407,6 +409,8 @@ DAMAGED = {
     "not a number": _cell().replace("0.5", "NaN"),
     "an unknown kind of problem": _cell(problem="failed", kind="odd"),
     "a problem that is a number": _cell(problem=1),
+    "items that are a list": _cell(items=[[0.5]]),
+    "an item in quotes": _cell(items={"nll": ["0.5"]}),
     "samples of text": _cell(shown={"tokens": [["a"]], "condition": None}),
     "samples without tokens": _cell(shown={"condition": None}),
     "a setting that grows and is no list": _head(settings={"samplers": 1}),
@@ -582,6 +586,10 @@ def test_a_prompt_of_another_number_of_rows_is_refused():
             for name in ("num_samples", "batch_size")
             for wrong in (0, -1, True, 2.0, "4", 10**18)
         ),
+        *(
+            ({"nll_items": wrong}, "nll_items must be a whole number of at least 0")
+            for wrong in (-1, True, 2.0)
+        ),
         ({"num_samples": 10**9, "batch_size": 10**9}, "too large; lower batch_size to 178956970 or less"),
         ({"guidance": [2.0]}, "this network takes no condition"),
         ({"guidance": [math.inf], "samplers": "euler"}, "finite number"),
@@ -618,7 +626,7 @@ def test_results_as_markdown_csv_json_and_figure(results, tmp_path):
     rows = [row for row in frame.rows("", "error_rate") if row != REAL]
     assert min(frame.measured("", row, 8, "error_rate").value for row in rows) == best_value.value
     lines = to_csv(results).splitlines()
-    assert len(lines) == 1 + 3 + 6 * (3 + 10)
+    assert len(lines) == 1 + 3 + 6 * (3 + 10 + 1), "real data; six cells with metrics, details and nll"
     assert lines[0] == "sampler,nfe,metric,value,standard_error,low,high,count"
     results.save(tmp_path / "kept")
     again = Results.read(tmp_path / "kept")
@@ -641,17 +649,17 @@ def test_one_budget_is_one_table_with_the_metrics_as_columns(results, capsys, mo
     )
     print_results(single)
     printed = capsys.readouterr().out
-    assert printed.count("┏") == 1
+    assert printed.count("┏") == 2, "and one of differences"
     header = next(line for line in printed.splitlines() if "┃ sampler" in line)
     assert [word.strip() for word in header.split("┃")[1:-1]] == [
         "sampler",
-        *(f"{name} ↓" for name in METRICS),
+        *(f"{name} ↓" for name in (*METRICS, "nll")),
     ]
-    assert printed.count("tr_cie") == 1
-    assert "| sampler | error_rate ↓ | sequence_error_rate ↓ | unigram_tv ↓ |" in to_markdown(single)
+    assert printed.count("tr_cie") == 2
+    assert "| sampler | error_rate ↓ | sequence_error_rate ↓ | unigram_tv ↓ | nll ↓ |" in to_markdown(single)
     print_results(results)
     printed = capsys.readouterr().out
-    assert printed.count("┏") == 3, "several budgets: a table for each metric"
+    assert printed.count("┏") == 5, "several budgets: a table for each metric, and differences"
     assert "error_rate by NFE, lower is better, ± standard error over samples" in printed
 
 

@@ -22,7 +22,7 @@ WATCH = [
     *("--evaluation.samplers=[euler,tr_cie]", "--evaluation.nfes=[2,4]", "--evaluation.num_samples=6"),
     *("--evaluation.batch_size=4", "--evaluation.every_n_validations=1"),
 ]
-METRICS = ["error_rate", "sequence_error_rate", "unigram_tv"]
+METRICS = ["error_rate", "sequence_error_rate", "unigram_tv", "nll"]
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_the_evaluation_is_that_of_the_checkpoint(watched):
     )
     again, logged = Frame(results), Frame(Results.read(folder / "evaluation"))
     for metric in METRICS:
-        for row in ("euler", "tr_cie", REAL):
+        for row in ("euler", "tr_cie", *([REAL] if metric != "nll" else [])):
             for nfe in (2, 4):
                 found = again.measured("", row, nfe, metric)
                 assert logged.measured("", row, nfe, metric).value == pytest.approx(found.value, abs=1e-9)
@@ -294,11 +294,13 @@ def test_bad_settings_are_refused_before_training(args, message, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_share_the_samples(tmp_path):
-    """Seven samples in batches of two: four batches, two for each rank, and exactly seven samples counted."""
+    """Seven samples in batches of two: four batches, two for each rank, and exactly seven samples counted.
+    The five items of nll are shared too, and have the numbers that they have in one process."""
     args = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_steps=8"]
     args += [
         "--evaluation.num_samples=7",
         "--evaluation.batch_size=2",
+        "--evaluation.nll_items=5",
         f"--trainer.default_root_dir={tmp_path}",
     ]
     result = run_train(*WATCH, *args, cwd=tmp_path)
@@ -307,6 +309,12 @@ def test_two_processes_share_the_samples(tmp_path):
     assert [cell["samples"] for cell in cells.values()] == [7] * 4
     assert [cell["counted_nfe"] for cell in cells.values()] == [2, 2, 4, 4]
     assert [step for step, _ in read_scalars(tmp_path / "version_0" / "euler")["error_rate/nfe_2"]] == [8]
+    last = tauflow.load(tmp_path / "version_0" / "last.ckpt")
+    alone = tauflow.evaluate(last, ["euler", "tr_cie"], [2, 4], 2, batch_size=2, nll_items=5)
+    shared = Results.read(tmp_path / "version_0" / "evaluation")
+    for one, two in zip(alone.cells[1:], shared.cells[1:], strict=True):
+        assert two.factors == one.factors
+        assert two.items["nll"] == pytest.approx(one.items["nll"])
     assert result.stdout.count("error_rate by NFE") == 2, (
         "a table for each error rate, printed by one process"
     )
@@ -322,6 +330,8 @@ def test_auto_and_variants_in_training(tmp_path):
     for row in (recommended, "tr_cie", "tr_cie(grid=tau)"):
         assert "error_rate/nfe_4" in read_scalars(folder / row)
     assert "sampling/error_rate/tr_cie(grid=tau)/nfe_4" in cli.trainer.callback_metrics
+    monitor = cli.trainer.callback_metrics["sampling/nll/tr_cie/nfe_4"]
+    assert monitor.item() == pytest.approx(cells_of(folder)["tr_cie", 4]["nll"])
     alone = tauflow.evaluate(tauflow.load(folder / "last.ckpt"), nfes=4, num_samples=6, batch_size=4)
     found = Frame(alone).measured("", recommended, 4, "error_rate").value
     assert cells_of(folder)[recommended, 4]["error_rate"] == pytest.approx(found, abs=1e-9)

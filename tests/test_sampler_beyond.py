@@ -567,7 +567,7 @@ def nearest(chosen: torch.Tensor) -> float:
 
 
 def test_an_even_step_on_a_grid_lies_apart_in_two_dimensions():
-    """The first steps of 10 x 6 cells, against random sets of the same sizes: at least 1.2 times as far."""
+    """The first steps of 10 x 6 cells, against random sets of the same sizes: at least 1.1 times as far."""
     step = first_reveals("spaced_even", (10, 6), None, 6)
     generator = torch.Generator().manual_seed(0)
     for n in (1, 2, 3):
@@ -575,7 +575,7 @@ def test_an_even_step_on_a_grid_lies_apart_in_two_dimensions():
         far = sum(nearest(row == n) for row in step) / len(step)
         shuffled = [torch.randperm(60, generator=generator)[:k] for k in sizes]
         random = sum(nearest(torch.zeros(60).index_fill_(0, cells, 1).view(10, 6)) for cells in shuffled)
-        assert far > 1.2 * random / len(step)
+        assert far > 1.1 * random / len(step)
 
 
 def test_an_even_order_on_a_grid_begins_far_from_what_is_known():

@@ -48,7 +48,8 @@ def checkpoint(trained) -> str:
     return str(trained / "best.ckpt")
 
 
-QUICK = [name for name in STUDIES if name not in ("text", "laws", "dependence")]
+ELSEWHERE = [name for name, study in STUDIES.items() if study.needs]  # text, and test_image_studies.py
+QUICK = [name for name in STUDIES if name not in (*ELSEWHERE, "laws", "dependence")]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("laws", "dependence")]  # they learn orders
 
 
@@ -123,6 +124,7 @@ def test_a_second_study_in_a_folder_is_refused_while_the_first_one_runs(tmp_path
     def try_second(*arguments):
         with pytest.raises(FolderInUse, match=r"another process is writing to .*; wait for it or choose"):
             Counting(SETTINGS).run(tmp_path)
+        return []
 
     class First(Counting):
         name = "counting"
@@ -356,6 +358,13 @@ REFUSED = [
     ("cannot read the sampler", "order --smoke --samplers 'tr_cie(grid=tau'"),
     ("bridge.*masked", "countdown --smoke --samplers bridge --ckpt CKPT"),
     ("text needs --ckpt", "text --smoke"),
+    ("image_orders needs --ckpt", "image_orders --smoke"),
+    ("images needs a checkpoint of pictures.*this one is of Countdown", "images --smoke --ckpt CKPT"),
+    ("image_schedules needs a checkpoint of pictures", "image_schedules --smoke --ckpt CKPT"),
+    ("image_orders needs a checkpoint of pictures", "image_orders --smoke --ckpt CKPT"),
+    ("the study countdown has no use for --nll_items", "countdown --smoke --nll_items 4 --ckpt CKPT"),
+    ("--nll_items takes whole numbers from 0", "image_orders --nll_items=-1 --ckpt CKPT"),
+    ("--nll_items must be at least 1", "image_orders --nll_items 0 --ckpt CKPT"),
     ("the study order has no use for --ckpt", "order --ckpt CKPT"),
     ("the study order has no use for --samples", "order --samples 0"),
     ("the study order has no use for --data", "order --data files=corpus.txt"),
@@ -512,7 +521,7 @@ def resumable(folder: Path) -> bool:
     "folder", [folder for folder in FOLDERS if resumable(folder)], ids=lambda folder: folder.name
 )
 def test_the_command_of_committed_results_has_nothing_left_to_do(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("tauflow.studies.base.save", lambda *arguments: None)
+    monkeypatch.setattr("tauflow.studies.base.save", lambda *arguments: [])
     results = Results.read(folder)
     results.save(tmp_path)
     arguments = parser().parse_args(shlex.split(results.commands[-1])[3:])

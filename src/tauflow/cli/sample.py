@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tauflow.evaluation.evaluate import SamplerGrid
     from tauflow.evaluation.store import Results
 
+PICTURES = Path("samples")  # folder for pictures where --out names none
+
 
 def sample(argv: list[str] | None = None) -> NoReturn:
     """Run sample.py; exit with a message instead of a traceback where the user can fix the cause."""
@@ -51,14 +53,19 @@ def sample(argv: list[str] | None = None) -> NoReturn:
 
 
 def _sample(arguments: argparse.Namespace) -> "Results":
-    from tauflow.cli.sample_request import newest_checkpoint, requested, tensorboard_folder
+    from tauflow.cli.sample_request import checkpoint_of, refuse_unfit, requested, tensorboard_folder
     from tauflow.evaluation.folder import opened_results
     from tauflow.evaluation.grid import GridOptions
+    from tauflow.evaluation.pictures import shows_pictures
+    from tauflow.files import refuse_unwritable
     from tauflow.ranks import watched
 
+    refuse_unfit(arguments)
     fabric = _fabric(arguments)
-    request = requested(arguments.ckpt or newest_checkpoint(), arguments, fabric.device)
+    request = requested(checkpoint_of(arguments), arguments, fabric.device)
     board = tensorboard_folder(arguments, request.path) if arguments.tensorboard else None
+    if not arguments.out and shows_pictures(request.grid.task):
+        refuse_unwritable(PICTURES, "pictures are written there; give --out DIR")
     kept = "give --out DIR to keep the cells that are finished"
     if arguments.out:
         kept = f"the same command resumes: the cells that are finished are safe in {arguments.out}"
@@ -148,17 +155,21 @@ def _announce(request: "Request", results: "Results") -> None:
 def _show(arguments: argparse.Namespace, results: "Results", grid: "SamplerGrid") -> None:
     """Show the results, and write them where they were asked for."""
     from tauflow.evaluation.pictures import print_samples
-    from tauflow.evaluation.report import save_report
+    from tauflow.evaluation.report import save_pictures, save_report
     from tauflow.evaluation.tables import print_results
 
-    names = save_report(results, arguments.out, grid.task) if arguments.out else []
+    given = grid.sampling.prompt
+    if arguments.out:
+        names = save_report(results, arguments.out, grid.task, given)
+    else:
+        names = save_pictures(results, PICTURES, grid.task, given)
     cells = [cell for cell in results.cells if cell.shown]
     if len(cells) == 1 and arguments.show:
         print()
         print_samples(cells[0], results, grid.task)
     print_results(results)
     if names:
-        print(f"written to  {arguments.out}  ({', '.join(names)})")
+        print(f"written to  {arguments.out or PICTURES}  ({', '.join(names)})")
 
 
 def _write_tensorboard(folder: Path, results: "Results", grid: "SamplerGrid", step: int) -> None:

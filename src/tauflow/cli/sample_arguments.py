@@ -1,14 +1,12 @@
 """The arguments of `python sample.py`, and what it says of unknown ones. Imports nothing heavy."""
 
 import argparse
-import math
 import sys
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
-from tauflow.errors import SettingsError
+from tauflow.cli.sample_values import given, given_path, text
 from tauflow.samplers import SAMPLERS, SETS, split_specs
 from tauflow.samplers.spec import described
 
@@ -31,6 +29,8 @@ With several samplers or budgets: evaluates every combination, a cell, and print
   python sample.py --prompt "31 30 _ 28" --show 2
   python sample.py --ckpt checkpoints/countdown_labels/version_0/best.ckpt --condition 2 --guidance 1 2 4
   python sample.py --ckpt checkpoints/text_masked/version_0/best.ckpt --prompt "The" --temperature 0.8
+  python sample.py --task fashion --guidance 1 2 4
+  python sample.py --task fashion --complete picture.png --keep left
 """
 
 
@@ -63,26 +63,6 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}\n")
 
 
-def given(word: str) -> str:
-    """Return a value as it is; refuse an empty one, which would be taken for none."""
-    if not word.strip():
-        raise argparse.ArgumentTypeError("the value is empty; give one, or drop the flag")
-    return word
-
-
-def given_path(word: str) -> Path:
-    return Path(given(word))
-
-
-def text(word: str) -> str:
-    """Return text; refuse bytes that are no UTF-8, which Python keeps as surrogates."""
-    try:
-        word.encode()
-    except UnicodeEncodeError:
-        raise argparse.ArgumentTypeError(f"{word!a} is no valid Unicode; write it as UTF-8") from None
-    return word
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     found = Parser(
@@ -111,10 +91,17 @@ def parser() -> argparse.ArgumentParser:
         help="budgets of network evaluations (default 32)",
     )
     what.add_argument(
-        "--num_samples", type=int, default=64, metavar="N", help="samples of each cell (default 64)"
+        "--num_samples", type=int, metavar="N", help="samples of each cell (default 64; 40 pictures)"
     )
     what.add_argument(
-        "--batch_size", type=int, default=16, metavar="N", help="samples drawn together (default 16)"
+        "--batch_size", type=int, metavar="N", help="samples drawn together (default 16; 40 pictures)"
+    )
+    what.add_argument(
+        "--nll_items",
+        type=int,
+        default=16,
+        metavar="N",
+        help="validation items whose likelihood is measured with each sampler; 0 for none (default 16)",
     )
     what.add_argument("--seed", type=int, default=0, help="seed of everything that is drawn (default 0)")
     add_request_arguments(what)
@@ -133,6 +120,18 @@ def add_request_arguments(group: Any) -> None:
         type=text,
         metavar="TEXT",
         help='text with blanks of _, one for each token: "We the ____ of"',
+    )
+    group.add_argument(
+        "--complete",
+        type=given_path,
+        metavar="PATH",
+        help="picture to complete, of which --keep says what is known",
+    )
+    group.add_argument(
+        "--keep",
+        type=given,
+        metavar="PART",
+        help="left, right, top, bottom, or x0,y0,x1,y1 in pixels of the model's pictures",
     )
     group.add_argument(
         "--condition", type=text, metavar="TEXT", help="what the samples are asked to be, in the task's words"
@@ -190,6 +189,9 @@ def add_model_arguments(group: Any) -> None:
         help="checkpoint; by default the best of the newest run, or a shipped one",
     )
     group.add_argument(
+        "--task", type=given, metavar="NAME", help="the shipped model of a task: countdown, fashion"
+    )
+    group.add_argument(
         "--classes",
         type=given,
         nargs="+",
@@ -219,14 +221,14 @@ def add_result_arguments(found: argparse.ArgumentParser) -> None:
         *("--out", "-o"),
         type=given_path,
         metavar="DIR",
-        help="write tables, a plot and samples there; an unfinished one resumes",
+        help="write tables, a plot and samples there; an unfinished one resumes. Without it pictures alone "
+        "are written, to the folder samples",
     )
     out.add_argument(
         "--show",
         type=int,
-        default=4,
         metavar="N",
-        help="samples to show of a single cell, or to keep of each (default 4)",
+        help="samples to show of a single cell, or to keep of each, at most a batch (default 4; 40 pictures)",
     )
     out.add_argument(
         "--tensorboard",
@@ -260,32 +262,3 @@ def _suggested(name: str, value: str, samplers: Sequence[str]) -> str:
     choices = owners[owner].choices
     example = {"true or false": "true", "number": "0.5"}.get(choices.split(", ")[0], choices.split(", ")[0])
     return f"{owner}({name}={value or example})"
-
-
-def numbers(words: Sequence[str], flag: str) -> list[int]:
-    """Return the whole numbers of a flag from its words, in which commas may stand."""
-    try:
-        found = [int(part) for part in _parts(words)]
-    except ValueError:
-        found = []
-    if not found:
-        raise SettingsError(f"{flag}: {' '.join(words)!r} is not a list of whole numbers such as 8 16 32")
-    return found
-
-
-def weights(words: Sequence[str]) -> list[float]:
-    """Return guidance weights from words, in which commas may stand."""
-    try:
-        found = [float(part) for part in _parts(words)]
-    except ValueError:
-        found = []
-    if words and not (found and all(map(math.isfinite, found))):
-        raise SettingsError(
-            f"--guidance takes weights such as 1 2 4, not {' '.join(words)!r}; the checkpoint to guide away "
-            "from is --unconditional PATH"
-        )
-    return found
-
-
-def _parts(words: Sequence[str]) -> list[str]:
-    return [part for word in words for part in word.split(",") if part.strip()]

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tauflow.cli.sample_arguments import numbers, weights
+from tauflow.cli.sample_values import numbers, weights
 from tauflow.errors import CheckpointError, SettingsError
 from tauflow.files import digest, refuse_unwritable
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from tauflow.evaluation.evaluate import SamplerGrid
+    from tauflow.samplers import Prompt
+    from tauflow.tasks import Task
     from tauflow.train import Trained
 
 ROOT = Path(__file__).parents[3]
@@ -27,12 +30,17 @@ SETTINGS = (
     "show",
     "prompt",
     "infill",
+    "keep",
     "judge",
     "condition",
     "temperature",
+    "nll_items",
     "precision",
 )
 """Arguments that decide the results as they are."""
+
+SIZES = {"num_samples": (64, 40), "batch_size": (16, 40), "show": (4, 40)}
+"""Defaults for texts, and for pictures, of which a batch is kept: rows of classes need as many."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +60,48 @@ class Request:
 def requested(path: Path, arguments: argparse.Namespace, device: "torch.device") -> Request:
     """Read the checkpoint and make the grid that was asked for; refuse what cannot be done."""
     trained, sha256 = loaded(path, arguments, device)
+    _fill_in_sizes(arguments, trained)
     if arguments.learn_order:
         trained = _with_learned_order(trained, path)
     grid = _grid(arguments, trained, device)
     settings = {name: getattr(arguments, name) for name in SETTINGS}
-    settings |= {"step": trained.step, "checkpoint_sha256": sha256, "unconditional_sha256": None}
+    settings |= {"step": trained.step, "checkpoint_sha256": sha256}
+    for name in ("unconditional", "complete"):
+        file = getattr(arguments, name)
+        settings[f"{name}_sha256"] = digest(file) if file else None
     settings |= {"samplers": list(grid.samplers), "nfes": grid.nfes, "guidance": grid.guidance}
-    if arguments.unconditional:
-        settings["unconditional_sha256"] = digest(arguments.unconditional)
     order = trained.model.order
     if order is not None:
         settings["order_sha256"] = hashlib.sha256(order.numpy().tobytes()).hexdigest()
     return Request(path, trained, grid, settings)
+
+
+def refuse_unfit(arguments: argparse.Namespace) -> None:
+    """Refuse flags that say nothing together, before anything is read."""
+    known = [name for name in ("prompt", "infill", "complete") if getattr(arguments, name) is not None]
+    if len(known) > 1:
+        raise SettingsError(f"give --{known[0]} or --{known[1]}, not both")
+    if arguments.complete and not arguments.keep:
+        raise SettingsError("--complete needs --keep, the part of the picture that is known, such as left")
+    if arguments.keep and not arguments.complete:
+        raise SettingsError("--keep needs --complete PATH, the picture to complete")
+    if arguments.task and arguments.ckpt:
+        raise SettingsError("give --task, a shipped model, or --ckpt, a checkpoint of your own, not both")
+    if arguments.unconditional and not arguments.guidance:
+        raise SettingsError(
+            "--unconditional needs --guidance W, how much to guide away from it; 2 is a start"
+        )
+
+
+def _fill_in_sizes(arguments: argparse.Namespace, trained: "Trained") -> None:
+    """Give the sizes that the user left open."""
+    from tauflow.evaluation.evaluate import task_of
+    from tauflow.evaluation.pictures import shows_pictures
+
+    pictures = shows_pictures(task_of(trained))
+    for name, defaults in SIZES.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, defaults[pictures])
 
 
 def loaded(path: Path, arguments: argparse.Namespace, device: "torch.device") -> tuple["Trained", str]:
@@ -103,6 +141,25 @@ def own_classes(names: list[str]) -> list[type]:
         return [import_object(name, object) for name in names]
     except SettingsError as error:
         raise SettingsError(f"--classes: {error}") from None
+
+
+def checkpoint_of(arguments: argparse.Namespace) -> Path:
+    """Return the checkpoint that was asked for: by its path, by its task, or else the newest."""
+    if arguments.task:
+        return shipped_checkpoint(arguments.task)
+    return arguments.ckpt or newest_checkpoint()
+
+
+def shipped_checkpoint(name: str) -> Path:
+    """Return the shipped checkpoint of a task: the first file that is called NAME, or NAME_ and more."""
+    from tauflow.train.trained import SHIPPED
+
+    there = sorted(SHIPPED.glob("*.ckpt"))
+    found = [path for path in there if path.stem == name or path.stem.startswith(f"{name}_")]
+    if not found:
+        names = ", ".join(path.stem for path in there) or f"none, {SHIPPED} is missing"
+        raise SettingsError(f"--task: there is no shipped model {name!r}; there are {names}")
+    return found[0]
 
 
 def newest_checkpoint() -> Path:
@@ -155,17 +212,6 @@ def _grid(arguments: argparse.Namespace, trained: "Trained", device: "torch.devi
     task = task_of(trained)
     if arguments.judge:
         task.use_judges(arguments.judge, device)
-    if arguments.prompt is not None and arguments.infill is not None:
-        raise SettingsError("give --prompt or --infill, not both")
-    if arguments.unconditional and not arguments.guidance:
-        raise SettingsError(
-            "--unconditional needs --guidance W, how much to guide away from it; 2 is a start"
-        )
-    prompt = None
-    if arguments.prompt is not None:
-        prompt = task.prompt(arguments.prompt)
-    if arguments.infill is not None:
-        prompt = task.infill(arguments.infill)
     unconditional = None
     if arguments.unconditional:
         unconditional = loaded(arguments.unconditional, arguments, device)[0].model
@@ -183,13 +229,36 @@ def _grid(arguments: argparse.Namespace, trained: "Trained", device: "torch.devi
         arguments.batch_size,
         arguments.seed,
         arguments.show,
-        condition=None if arguments.condition is None else task.condition(arguments.condition),
-        prompt=prompt,
+        condition=_condition(arguments, task),
+        prompt=_prompt(arguments, task),
         temperature=arguments.temperature,
         unconditional=unconditional,
+        nll_items=arguments.nll_items,
     )
     nfes, guidance = numbers(arguments.nfe, "--nfe"), weights(arguments.guidance)
     return SamplerGrid.of(trained, samplers(arguments), nfes, guidance, sampling)
+
+
+def _prompt(arguments: argparse.Namespace, task: "Task") -> "Prompt | None":
+    """Return what is known of every sample."""
+    if arguments.prompt is not None:
+        return task.prompt(arguments.prompt)
+    if arguments.infill is not None:
+        return task.infill(arguments.infill)
+    if arguments.complete is None:
+        return None
+    return task.complete(arguments.complete, arguments.keep)
+
+
+def _condition(arguments: argparse.Namespace, task: "Task") -> "Tensor | None":
+    """Return what all samples are asked to be; of a picture to complete the class is open by default."""
+    import torch
+
+    from tauflow.denoise import DROPPED
+
+    if arguments.condition is not None:
+        return task.condition(arguments.condition)
+    return torch.full((len(task.conditions),), DROPPED) if arguments.complete and task.conditions else None
 
 
 def samplers(arguments: argparse.Namespace) -> list[str]:

@@ -25,7 +25,6 @@ from tauflow.cli.runs import run_folder
 from tauflow.errors import CheckpointError, SettingsError, TauflowError
 from tauflow.evaluation.callback import SamplerEvaluation, owes_evaluation
 from tauflow.evaluation.evaluate import SamplerGrid
-from tauflow.evaluation.measure import Sampling
 from tauflow.ranks import watched
 from tauflow.tasks import Task
 from tauflow.tasks.data import TaskData
@@ -134,9 +133,8 @@ class TauflowCLI(LightningCLI):
         """Refuse what cannot be evaluated before the run has a folder."""
         asked = callback_of(self.trainer, SamplerEvaluation)
         if asked.every_n_validations:
-            sampling = Sampling(asked.num_samples, asked.batch_size, asked.seed, asked.show)
             trained = Trained(self.model.model(), task)
-            SamplerGrid.of(trained, asked.samplers, asked.nfes, asked.guidance, sampling)
+            SamplerGrid.of(trained, asked.samplers, asked.nfes, asked.guidance, asked.sampling)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         try:

@@ -2,7 +2,8 @@
 
 evaluate    every sampler at every budget on one trained model
 measure     one cell: samples of one sampler at one budget, by the task's metrics
-reference   the same of real data
+likelihood  how likely real data is to the sampler, in the same cell
+reference   real data, measured like samples
 grid        the one resumable loop over cells
 store       Results: factors, metrics, measured values; kinds checks what a file of them holds
 folder      a folder of results: continued, and written by one process at a time

@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tauflow.errors import CheckpointError, SettingsError
 from tauflow.evaluation import tensorboard
 from tauflow.evaluation.evaluate import SamplerGrid
 from tauflow.evaluation.grid import GridOptions
+from tauflow.evaluation.likelihood import nll_units
 from tauflow.evaluation.measure import Sampling
 from tauflow.evaluation.report import save_report
 from tauflow.evaluation.store import Factors, Results
@@ -31,6 +33,7 @@ from tauflow.train.states import unlike
 VIEW = View()
 
 
+@dataclass(eq=False)
 class SamplerEvaluation(Callback):
     """Evaluates samplers on the averaged weights during training.
 
@@ -49,38 +52,29 @@ class SamplerEvaluation(Callback):
         guidance: weights of classifier-free guidance, each a row of its own; 1 is none.
         max_seconds: of one evaluation; cells that would begin later are skipped with a note. By default no
             limit.
+        nll_items: validation items, from the first on, whose likelihood is measured for each sampler and
+            budget, over all devices; 0 for none.
     """
 
-    def __init__(
-        self,
-        samplers: list[str] | str = "auto",
-        nfes: list[int] = [8, 16, 32],  # noqa: B006 - never changed
-        num_samples: int = 64,
-        batch_size: int = 16,
-        every_n_validations: int = 1,
-        seed: int = 0,
-        show: int = 2,
-        guidance: list[float] = [],  # noqa: B006 - never changed
-        max_seconds: float | None = None,
-    ):
-        if (
-            every_n_validations < 0
-            or show < 0
-            or (max_seconds is not None and not 0 < max_seconds < math.inf)
-        ):
+    samplers: list[str] | str = "auto"
+    nfes: list[int] = field(default_factory=lambda: [8, 16, 32])
+    num_samples: int = 64
+    batch_size: int = 16
+    every_n_validations: int = 1
+    seed: int = 0
+    show: int = 2
+    guidance: list[float] = field(default_factory=list)
+    max_seconds: float | None = None
+    nll_items: int = 16
+
+    def __post_init__(self) -> None:
+        seconds = 1.0 if self.max_seconds is None else self.max_seconds
+        least = min(self.every_n_validations, self.show, self.nll_items)
+        if least < 0 or not 0 < seconds < math.inf:
             raise SettingsError(
-                f"need every_n_validations >= 0, show >= 0 and max_seconds > 0, got {every_n_validations}, "
-                f"{show} and {max_seconds}"
+                "need every_n_validations >= 0, show >= 0, nll_items >= 0 and max_seconds > 0, got "
+                f"{self.every_n_validations}, {self.show}, {self.nll_items} and {self.max_seconds}"
             )
-        self.samplers = samplers
-        self.nfes = nfes
-        self.num_samples = num_samples
-        self.batch_size = batch_size
-        self.every_n_validations = every_n_validations
-        self.seed = seed
-        self.show = show
-        self.guidance = guidance
-        self.max_seconds = max_seconds
         self.results: Results | None = None
         self.seconds = 0.0  # spent in evaluations so far
         self._validations = 0
@@ -114,6 +108,8 @@ class SamplerEvaluation(Callback):
         cells = grid.cells()
         metrics = [str(name) for name in grid.task.sample_metrics()]
         self._names = [name_of(metric, cell) for metric in metrics for cell in cells]
+        likely = [cell for cell in cells if cell["sampler"] in grid.likely]
+        self._names += [name_of(metric, cell) for metric in nll_units(grid.task) for cell in likely]
         tag = f"{grid.task.headline}/nfe_{grid.nfes[-1]}"
         rows = dict.fromkeys(VIEW.label(cell, VIEW.row) for cell in cells)
         self._shown_metrics = [(row, tag) for row in rows]
@@ -165,6 +161,12 @@ class SamplerEvaluation(Callback):
         """Return where the newest results are written to."""
         return self._root / "evaluation" if self.results else None
 
+    @property
+    def sampling(self) -> Sampling:
+        """Return what decides the samples of a cell; refuse settings that cannot be."""
+        size = (self.num_samples, self.batch_size, self.seed, self.show)
+        return Sampling(*size, nll_items=self.nll_items)
+
     def _grid(self, trainer: Trainer, module: LightningModule) -> SamplerGrid:
         task = task_of(trainer)
         if task is None or not isinstance(module, DFMModule):
@@ -173,8 +175,7 @@ class SamplerEvaluation(Callback):
                 "tauflow.tasks.data.TaskData(task), or drop the callback"
             )
         trained = Trained(module.model(), task, trainer.global_step)
-        sampling = Sampling(self.num_samples, self.batch_size, self.seed, self.show)
-        return SamplerGrid.of(trained, self.samplers, self.nfes, self.guidance, sampling)
+        return SamplerGrid.of(trained, self.samplers, self.nfes, self.guidance, self.sampling)
 
     def _evaluate(self, trainer: Trainer, module: LightningModule) -> None:
         """Measure and write; where training is asked to stop meanwhile, nothing: a resume does it then."""
@@ -210,7 +211,7 @@ class SamplerEvaluation(Callback):
         progress: bool | Progress = False
         if isinstance(bar, RichProgressBar) and bar.is_enabled and bar.progress:
             progress = bar.progress
-        names = ("samplers", "nfes", "num_samples", "batch_size", "seed", "guidance")
+        names = ("samplers", "nfes", "num_samples", "batch_size", "seed", "guidance", "nll_items")
         settings = {"step": trainer.global_step, **{name: getattr(self, name) for name in names}}
         return grid.run(
             Results(settings=settings), GridOptions(progress=progress, keep_going=True, until=until)

@@ -2,7 +2,8 @@
 
 import dataclasses
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from tauflow.denoise import Model
 from tauflow.errors import SamplingError, WriteError
 from tauflow.evaluation.grid import GridOptions, progress_bar, run_grid
+from tauflow.evaluation.likelihood import nll_batches, nll_scales, no_nll, with_nll
 from tauflow.evaluation.measure import Sampling, measure_cell, scales
 from tauflow.evaluation.reference import reference_cell
 from tauflow.evaluation.store import REAL, Cell, Factors, Results
@@ -37,8 +39,12 @@ def evaluate(
     guidance: Sequence[float] = (),
     condition: Tensor | None = None,
     prompt: Prompt | tuple[Tensor, Tensor] | None = None,
+    nll_items: int = 16,
 ) -> Results:
     """Sample with every sampler at every budget and measure the samples with the task's metrics.
+
+    Where a sampler has a likelihood (`tauflow.nll`), its cells have the `nll` of validation items too, in
+    nats for each coordinate; all samplers see the same items, so that differences are paired.
 
     Args:
         trained: model and task, from `tauflow.load`, or your own `tauflow.Trained(model, task)`.
@@ -51,8 +57,10 @@ def evaluate(
         guidance: weights of classifier-free guidance, each a row of its own; 1 is none.
         condition: what all samples are asked to be (C,); by default what validation items are.
         prompt: what is known: tokens and known (D,) for every sample, or a row for each, (num_samples, D).
+        nll_items: validation items, from the first on, whose nll is measured, in batches; 0 for none.
     """
-    sampling = Sampling(num_samples, batch_size, seed, condition=condition, prompt=prompt)
+    size = (num_samples, batch_size, seed)
+    sampling = Sampling(*size, condition=condition, prompt=prompt, nll_items=nll_items)
     grid = SamplerGrid.of(trained, samplers, nfes, guidance, sampling)
     return grid.run(Results(), GridOptions())
 
@@ -75,6 +83,7 @@ class SamplerGrid:
         self.guidance = list(guidance)
         self.sampling = sampling
         self.notes: list[str] = []
+        self.likely: set[str] = set()  # the samplers whose nll is measured
 
     @classmethod
     def of(
@@ -94,7 +103,20 @@ class SamplerGrid:
             grid.notes.append(f"all samples were asked for: {grid.task.caption(sampling.condition)}")
         for weight in guidance:
             sampling.model(trained.model, float(weight))
+        grid._choose_likely()
         return grid
+
+    def _choose_likely(self) -> None:
+        """Choose the samplers whose nll is measured, and note why others have none."""
+        if not self.sampling.nll_items:
+            return
+        without: dict[str, list[str]] = {}
+        for name, sampler in self.samplers.items():
+            without.setdefault(no_nll(sampler, self.model, self.task, self.sampling), []).append(name)
+        self.likely = set(without.pop("", []))
+        for reason, names in without.items():
+            whose = f" of {', '.join(names)}" if self.likely else ""
+            self.notes.append(f"no nll{whose}: {reason}")
 
     def cells(self) -> list[Factors]:
         """Return the cells, budget by budget."""
@@ -107,33 +129,47 @@ class SamplerGrid:
     def run(self, results: Results, options: GridOptions) -> Results:
         """Measure the cells that the results do not have yet, and real data beside them."""
         self._warn_of_idle_devices()
-        results.scales = scales(self.task)
-        for note in self.notes:
-            results.note(note)
+        results.scales = scales(self.task) | nll_scales(self.task)
+        self._tell(results)
         if not any(cell.factors.get("sampler") == REAL for cell in results.cells):
             self._add_reference(results, options)
+        done = [cell for cell in results.cells if not cell.problem]
+        if any(cell.factors.get("sampler") in self.likely and not cell.items for cell in done):
+            results.note("cells that were measured without nll stay so; to have it, choose another folder")
+
+        def measure(factors: Factors) -> Cell:
+            cell = self.measure(factors, bar)
+            self._tell(results)
+            return cell
+
         with progress_bar(options.progress) as bar:
             options = dataclasses.replace(options, progress=bar or False)
-            return run_grid(results, self.cells(), lambda factors: self.measure(factors, bar), options)
+            return run_grid(results, self.cells(), measure, options)
+
+    def _tell(self, results: Results) -> None:
+        for note in self.notes:
+            results.note(note)
 
     def measure(self, factors: Factors, bar: "Progress | None" = None) -> Cell:
         """Measure one cell; a progress bar is told of its batches."""
         sampler = self.samplers[str(factors["sampler"])]
         batches = len(self.sampling.mine())
-        if bar is None or batches < 2:
-            return measure_cell(self.model, self.task, sampler, factors, self.sampling)
-        line = bar.add_task("batches", total=batches)
+        if factors["sampler"] in self.likely:
+            batches += len(nll_batches(self.task, self.sampling)[rank() :: world_size()])
+        with _line(bar, batches) as advance:
+            cell = measure_cell(self.model, self.task, sampler, factors, self.sampling, advance)
+            return self._with_nll(cell, sampler, advance)
+
+    def _with_nll(self, cell: Cell, sampler: Sampler, advance: Callable[[], None]) -> Cell:
+        name = str(cell.factors["sampler"])
+        if name not in self.likely:
+            return cell
         try:
-            return measure_cell(
-                self.model,
-                self.task,
-                sampler,
-                factors,
-                self.sampling,
-                lambda: bar.update(line, advance=1, refresh=True),
-            )
-        finally:
-            bar.remove_task(line)
+            return with_nll(cell, self.model, self.task, sampler, self.sampling, advance)
+        except SamplingError as error:  # such as one of a user's own that draws its tokens by itself
+            self.likely.remove(name)
+            self.notes.append(f"no nll of {name}: {error}")
+            return cell
 
     def _add_reference(self, results: Results, options: GridOptions) -> None:
         try:
@@ -144,6 +180,7 @@ class SamplerGrid:
             if not options.keep_going:
                 raise
             cell, note = None, f"there are no numbers of real data: {type(error).__name__}: {error}"
+            self.likely = set()
         results.note(note)
         if cell:
             results.add(cell)
@@ -155,6 +192,19 @@ class SamplerGrid:
                 f"{world_size()}",
                 stacklevel=3,
             )
+
+
+@contextmanager
+def _line(bar: "Progress | None", batches: int) -> Iterator[Callable[[], None]]:
+    """Show the batches of a cell as a line of a progress bar; yield what advances it."""
+    if bar is None or batches < 2:
+        yield lambda: None
+        return
+    line = bar.add_task("batches", total=batches)
+    try:
+        yield lambda: bar.update(line, advance=1, refresh=True)
+    finally:
+        bar.remove_task(line)
 
 
 def task_of(trained: Trained) -> Task:

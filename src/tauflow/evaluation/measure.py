@@ -50,6 +50,7 @@ class Sampling:
         prompt: what is known: tokens and known (D,) for every sample, or a row for each, (num_samples, D).
         temperature: divides the logits.
         unconditional: model to guide away from; by default the same one with its condition dropped.
+        nll_items: validation items, from the first on, whose likelihood is measured; 0 for none.
     """
 
     num_samples: int = 256
@@ -60,13 +61,16 @@ class Sampling:
     prompt: Prompt | tuple[Tensor, Tensor] | None = None
     temperature: float = 1.0
     unconditional: Model | None = None
+    nll_items: int = 16
 
     def __post_init__(self) -> None:
         for name in ("num_samples", "batch_size"):
             value = whole(getattr(self, name), name)
             require(value <= MOST_SAMPLES, f"{name} must be at most {MOST_SAMPLES}, got {value}")
-        shown = isinstance(self.show, int) and self.show >= 0
-        require(shown, f"show must be a whole number of at least 0, got {self.show!r}")
+        for name in ("show", "nll_items"):
+            value = getattr(self, name)
+            fits = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+            require(fits, f"{name} must be a whole number of at least 0, got {value!r}")
 
     @property
     def batches(self) -> int:
@@ -119,6 +123,10 @@ class Sampling:
             model = model.guided(guidance, self.unconditional)
         return model if self.temperature == 1 else model.tempered(self.temperature)
 
+    def model_of(self, model: Model, factors: Factors) -> Model:
+        """Return the model of a cell."""
+        return self.model(model, float(factors["guidance"]) if "guidance" in factors else None)
+
 
 def measure_cell(
     model: Model,
@@ -130,8 +138,7 @@ def measure_cell(
 ) -> Cell:
     """Sample a cell and measure it; `factors` say the budget (nfe) and perhaps the guidance weight."""
     nfe = int(factors["nfe"])
-    weight = float(factors["guidance"]) if "guidance" in factors else None
-    model = sampling.model(model, weight)
+    model = sampling.model_of(model, factors)
     timed = TimedDenoiser(model.denoiser)
     model = dataclasses.replace(model, denoiser=timed)
     home = torch.device("cuda", torch.cuda.current_device()) if backend() == "nccl" else torch.device("cpu")
@@ -153,9 +160,9 @@ def measure_cell(
                 shown.append(_shown(result, condition, states, sampling))
             advance()
 
-    _together(draw)
+    together(draw)
     found: dict[str, Measured] = {}
-    _together(lambda: found.update(measured(metrics)))
+    together(lambda: found.update(measured(metrics)))
     details = counts.details()
     records = [Record(factors, name, each) for name, each in (found | details).items()]
     return Cell(factors, records, shown[0] if shown else None)
@@ -209,7 +216,7 @@ def _empty(task: Task, device: torch.device) -> Tensor | None:
     return torch.zeros(0, len(task.conditions), dtype=torch.long, device=device) if task.conditions else None
 
 
-def _together(work: Callable[[], None]) -> None:
+def together(work: Callable[[], None]) -> None:
     """Do the work on all ranks; an error of any rank is raised on all of them."""
     problem: Exception | None = None
     try:

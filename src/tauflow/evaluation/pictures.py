@@ -3,21 +3,29 @@
 What a task's `show` returns is a list of texts, or pictures as an array uint8 (B, H, W, 3).
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from tauflow.denoise import DROPPED
 from tauflow.errors import TauflowError
+from tauflow.evaluation.mosaics import Block, Strip, mosaic
 from tauflow.evaluation.store import Cell, Results, Shown
 from tauflow.evaluation.tables import number_text
-from tauflow.evaluation.views import cell_name
+from tauflow.evaluation.views import View, cell_name
 from tauflow.tasks import Task
 
 Samples = list[str] | np.ndarray
+Known = tuple[Tensor, Tensor]  # tokens (D,), and true (D,) where they are known
+ACROSS = 10  # pictures of a row
+BESIDE = 16  # of rows of blocks that stand beside each other
+FRAMES = 12  # of a film strip
+AS_TEXT = 4  # pictures of a cell that samples.txt shows in characters
 
 
 def samples_of(cell: Cell, task: Task) -> Samples:
@@ -75,7 +83,8 @@ def samples_text(results: Results, task: Task) -> str:
     for cell in results.cells:
         shown = samples_of(cell, task)
         if len(shown):
-            parts.append(f"{headline(cell, results)}\n\n{as_text(shown)}\n")
+            most = AS_TEXT if isinstance(shown, np.ndarray) else len(shown)
+            parts.append(f"{headline(cell, results)}\n\n{as_text(shown[:most])}\n")
     return "\n".join(parts)
 
 
@@ -94,7 +103,7 @@ def _characters(picture: np.ndarray) -> str:
 
 
 def print_samples(cell: Cell, results: Results, task: Task) -> None:
-    """Print the kept samples of a cell; pictures in colour where the terminal has it."""
+    """Print the kept samples of a cell; of pictures those that fit beside each other."""
     from rich.console import Console
     from rich.text import Text
 
@@ -104,11 +113,15 @@ def print_samples(cell: Cell, results: Results, task: Task) -> None:
     if not isinstance(shown, np.ndarray):
         print(f"\n{as_text(shown)}\n")
         return
-    captions = captions_of(cell, task)
-    for number, picture in enumerate(shown):
-        if captions:
-            console.print(captions[number], markup=False, highlight=False)
-        console.print(Text.from_ansi(_blocks(picture)) if console.is_terminal else as_text(picture[None]))
+    cells = shown.shape[2] * (1 if console.is_terminal else 2)  # of a line that a picture takes
+    fit = max(1, (console.width + 1) // (cells + 1))
+    captions = [f"{text[:cells]:{cells}}" for text in captions_of(cell, task)[:fit]]
+    console.print(" ".join(captions), markup=False, highlight=False, soft_wrap=True)
+    lines = [
+        (_blocks if console.is_terminal else _characters)(picture).splitlines() for picture in shown[:fit]
+    ]
+    for line in zip(*lines, strict=True):
+        console.print(Text.from_ansi(" ".join(line)), soft_wrap=True)
 
 
 def _blocks(picture: np.ndarray) -> str:
@@ -124,16 +137,91 @@ def _blocks(picture: np.ndarray) -> str:
     return "\n".join(lines)
 
 
-def picture_rows(rows: Sequence[tuple[str, np.ndarray, Sequence[str]]]) -> Figure:
-    """Draw rows of pictures (B, H, W, 3), each with a title and captions."""
-    across = max(len(pictures) for _, pictures, _ in rows)
-    figure = Figure(figsize=(1.6 * across + 0.4, 1.95 * len(rows) + 0.2), layout="constrained")
-    parts = figure.subfigures(len(rows), 1, squeeze=False)
-    for part, (title, pictures, captions) in zip(parts.flat, rows, strict=True):
-        part.suptitle(title, fontsize=9)
-        for number, place in enumerate(part.subplots(1, across, squeeze=False).flat):
-            place.set_axis_off()
-            if number < len(pictures):
-                place.imshow(pictures[number], interpolation="nearest")
-                place.set_title(captions[number] if captions else "", fontsize=8)
-    return figure
+# Figures of pictures
+
+
+def shows_pictures(task: Task) -> bool:
+    """Return whether the samples of a task are pictures."""
+    condition = torch.zeros(1, len(task.conditions), dtype=torch.long) if task.conditions else None
+    return isinstance(task.show(torch.zeros(1, task.length, dtype=torch.long), condition), np.ndarray)
+
+
+def samples_figure(cells: Sequence[Cell], task: Task, given: Known | None = None) -> Figure | None:
+    """Draw the kept pictures of cells; None if there are none.
+
+    Cells of one sampler and budget are blocks, one for each weight of guidance, with a row for each class
+    where several were asked for. Else each cell is a row, in a block for each budget. What was given to
+    complete comes first.
+    """
+    found = {cell_name(cell.factors): cell for cell in cells if len(samples_of(cell, task))}
+    if not found or not shows_pictures(task):
+        return None
+    cells = list(found.values())
+    first = [] if given is None else [Block([_given(given, task)], "given")]
+    if len({(cell.factors["sampler"], cell.factors["nfe"]) for cell in cells}) == 1:
+        blocks = [Block(_rows(cell, task), name + _asked(cell, task)) for name, cell in found.items()]
+        most = max(len(strip.pictures) for block in blocks for strip in block.strips)
+        return mosaic([*first, *blocks], 1 if first else min(len(blocks), max(1, BESIDE // most)))
+    for nfe in dict.fromkeys(cell.factors["nfe"] for cell in cells):
+        strips = [_strip(cell, task) for cell in cells if cell.factors["nfe"] == nfe]
+        strips[1:] = [dataclasses.replace(strip, captions=()) for strip in strips[1:]]  # all have the same
+        first.append(Block(strips, f"NFE {nfe}{_asked(cells[0], task)}"))
+    return mosaic(first)
+
+
+def _given(given: Known, task: Task) -> Strip:
+    """Return what was given to complete: as it is known, and all of it."""
+    tokens, known = given
+    covered = torch.where(known, tokens, task.num_tokens)
+    return Strip(_pictures(torch.stack([covered, tokens]), task), captions=["known", "the picture"])
+
+
+def _asked(cell: Cell, task: Task) -> str:
+    """Return the end of a title: what the samples were asked to be, if all were asked for the same."""
+    names = set(captions_of(cell, task))
+    return f", {names.pop()}" if len(names) == 1 else ""
+
+
+def _rows(cell: Cell, task: Task) -> list[Strip]:
+    """Return the pictures of a cell: a row for each class, or rows with captions if most are alone in one."""
+    assert cell.shown is not None
+    pictures, names = _pictures(torch.tensor(cell.shown.tokens), task), captions_of(cell, task)
+    if cell.shown.condition is None or _asked(cell, task) or len(names) < 2 * len(set(names)):
+        captions = [] if _asked(cell, task) else names
+        places = [slice(first, first + ACROSS) for first in range(0, len(pictures), ACROSS)]
+        return [Strip(pictures[place], captions=captions[place]) for place in places]
+    rows: dict[str, list[int]] = {}
+    for _, name, number in sorted(zip(cell.shown.condition, names, range(len(names)), strict=True)):
+        rows.setdefault(name, []).append(number)
+    return [Strip(pictures[numbers[:ACROSS]], name) for name, numbers in rows.items()]
+
+
+def _strip(cell: Cell, task: Task) -> Strip:
+    """Return the first pictures of a cell as one row, which the sampler and the guidance name."""
+    assert cell.shown is not None
+    pictures = _pictures(torch.tensor(cell.shown.tokens[:ACROSS]), task)
+    captions = [] if _asked(cell, task) else captions_of(cell, task)[:ACROSS]
+    return Strip(pictures, View().label(cell.factors, View().row), captions)
+
+
+def _pictures(tokens: Tensor, task: Task) -> np.ndarray:
+    pictures = task.show(tokens, None)
+    assert isinstance(pictures, np.ndarray)
+    return pictures
+
+
+def film_figure(cells: Sequence[Cell], task: Task) -> Figure | None:
+    """Draw how the first sample of each cell came to be, from x_0 to the end; None if nothing was kept."""
+    blocks = []
+    for cell in cells:
+        if cell.shown is None or cell.shown.states is None or not shows_pictures(task):
+            continue
+        states = cell.shown.states  # (N, D)
+        last = len(states) - 1
+        chosen = sorted({round(last * n / (FRAMES - 1)) for n in range(FRAMES)})
+        pictures = _pictures(states[chosen], task)
+        asked = "".join(f", {caption}" for caption in captions_of(cell, task)[:1])
+        words = {0: "start", last: "end"}
+        captions = [words.get(number, f"step {number}") for number in chosen]
+        blocks.append(Block([Strip(pictures, captions=captions)], f"{cell_name(cell.factors)}{asked}"))
+    return mosaic(blocks) if blocks else None

@@ -14,16 +14,28 @@ from tauflow.tasks.items import Item, items_of
 
 def reference(task: Task, count: int, first: int = 0) -> dict[str, Measured]:
     """Measure `count` real validation items from number `first` on; from 0 if there are not so many."""
-    if not hasattr(task, "val_data"):
-        task.setup("validate")
-    total = len(task.val_data)
+    total = val_count(task)
     begin = first if first + count <= total else 0
     return _measured_items(task, list(range(begin, min(begin + count, total))))
 
 
+def val_count(task: Task) -> int:
+    """Return how many validation items there are, of a task that may have to make them first."""
+    if not hasattr(task, "val_data"):
+        task.setup("validate")
+    return len(task.val_data)
+
+
+def real_items(task: Task, numbers: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    """Return the tokens (N, D) of validation items, and what they are (N, C) if the task has conditions."""
+    items = items_of(task.val_data, numbers)
+    tokens = torch.stack([torch.as_tensor(item["tokens"]).flatten() for item in items])
+    return tokens, _conditions(items) if task.conditions else None
+
+
 def _fitting(task: Task, condition: Tensor | None) -> list[int]:
     """Return the numbers of the validation items with a condition (C,); -1 in it fits any value."""
-    everything = list(range(len(task.val_data)))
+    everything = list(range(val_count(task)))
     if condition is None or not task.conditions:
         return everything
     there = _conditions(items_of(task.val_data, everything))
@@ -39,9 +51,7 @@ def _measured_items(task: Task, numbers: Sequence[int]) -> dict[str, Measured]:
     metrics = task.sample_metrics()
     for metric in metrics.values():
         metric.sync_on_compute = False  # every rank looks at all of them
-    items = items_of(task.val_data, numbers)
-    tokens = torch.stack([torch.as_tensor(item["tokens"]).flatten() for item in items])
-    update(metrics, tokens, _conditions(items) if task.conditions else None)
+    update(metrics, *real_items(task, numbers))
     return measured(metrics)
 
 
@@ -52,8 +62,6 @@ def reference_cell(task: Task, count: int, condition: Tensor | None = None) -> t
     """
     if task.alone:
         return None, task.alone
-    if not hasattr(task, "val_data"):
-        task.setup("validate")
     fitting = _fitting(task, condition)
     if not fitting:
         return None, "no numbers of real data: no validation item is what the samples are asked to be"

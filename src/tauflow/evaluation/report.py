@@ -2,21 +2,19 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from tauflow import files
 from tauflow.evaluation.figures import quality_figure
-from tauflow.evaluation.pictures import captions_of, picture_rows, samples_of, samples_text
+from tauflow.evaluation.pictures import Known, film_figure, samples_figure, samples_text
 from tauflow.evaluation.store import Results
 from tauflow.evaluation.tables import to_csv, to_markdown
-from tauflow.evaluation.views import Frame, cell_name
+from tauflow.evaluation.views import Frame
 from tauflow.tasks import Task
 
 MOST_ROWS = 24  # of samples.png, before it shows the largest budget alone
 
 
-def save_report(results: Results, folder: Path, task: Task) -> list[str]:
-    """Write the files of an evaluation, each atomically; return their names."""
+def save_report(results: Results, folder: Path, task: Task, given: Known | None = None) -> list[str]:
+    """Write the files of an evaluation, each atomically; return their names. `given` was to be completed."""
     results.save(folder)
     files.write(folder / "results.csv", to_csv(results))
     files.write(folder / "results.md", to_markdown(results))
@@ -28,25 +26,21 @@ def save_report(results: Results, folder: Path, task: Task) -> list[str]:
         with files.atomic(folder / "quality_vs_nfe.png") as file:
             quality_figure(frame, metrics[0]).savefig(file, format="png", dpi=120)
         names.append("quality_vs_nfe.png")
-    return names + save_pictures(results, folder, task)
+    return names + save_pictures(results, folder, task, given)
 
 
-def save_pictures(results: Results, folder: Path, task: Task) -> list[str]:
-    """Write samples.png, a row of pictures for each cell, where the task shows pictures.
+def save_pictures(results: Results, folder: Path, task: Task, given: Known | None = None) -> list[str]:
+    """Write samples.png, and evolution.png of the cells measured just now, where the task shows pictures.
 
-    Of a large grid it has the cells of the largest budget.
+    `given` is what was to be completed. Of a large grid they have the cells of the largest budget.
     """
     cells = [cell for cell in results.cells if cell.shown]
     if len(cells) > MOST_ROWS:
         largest = max(cell.factors["nfe"] for cell in cells)
         cells = [cell for cell in cells if cell.factors["nfe"] == largest]
-    rows = []
-    for cell in cells:
-        shown = samples_of(cell, task)
-        if isinstance(shown, np.ndarray) and len(shown):
-            rows.append((cell_name(cell.factors), shown, captions_of(cell, task)))
-    if not rows:
-        return []
-    with files.atomic(folder / "samples.png") as file:
-        picture_rows(rows).savefig(file, format="png", dpi=120)
-    return ["samples.png"]
+    drawn = {"samples.png": samples_figure(cells, task, given), "evolution.png": film_figure(cells, task)}
+    found = {name: figure for name, figure in drawn.items() if figure is not None}
+    for name, figure in found.items():
+        with files.atomic(folder / name) as file:
+            figure.savefig(file, format="png", dpi="figure")
+    return list(found)

@@ -47,6 +47,7 @@ CELL: dict[str, Any] = {
     "problem": str | None,
     "kind": Literal["", "failed", "skipped"] | None,
     "shown": dict[str, object] | None,
+    "items": dict[str, list[Number]] | None,
 }
 NUMBERED: dict[str, Any] = dict.fromkeys(("nfe", "seed", "guidance"), float | None)  # factors
 RECORD: dict[str, Any] = {"metric": str, "numbers": list[Number], "factors": dict[str, Factor]}
@@ -61,6 +62,14 @@ class Measured:
     low: float | None = None  # 95 % interval, where there is one
     high: float | None = None
     count: float | None = None  # of what was measured, such as judged tokens
+
+    @classmethod
+    def mean(cls, values: Sequence[float]) -> "Measured":
+        """Return the mean of the numbers of independent items; a single one has no standard error."""
+        n = len(values)
+        mean = sum(values) / n
+        squares = sum((value - mean) * (value - mean) for value in values)  # NaN where one is infinite
+        return cls(mean, math.sqrt(squares / (n - 1) / n) if n > 1 else math.nan, count=float(n))
 
 
 NUMBERS = [each.name for each in dataclasses.fields(Measured)]
@@ -99,6 +108,7 @@ class Cell:
     shown: Shown | None = None
     problem: str = ""
     kind: Literal["", "failed", "skipped"] = ""  # of the problem
+    items: dict[str, list[float]] = field(default_factory=dict)  # metric: its number on each real item
 
 
 @dataclass
@@ -193,6 +203,8 @@ def _cell_text(cell: Cell) -> str:
         entry |= {"problem": cell.problem, "kind": cell.kind}
     if cell.shown:
         entry["shown"] = {"tokens": cell.shown.tokens, "condition": cell.shown.condition}
+    if cell.items:
+        entry["items"] = cell.items
     lines = []
     for record in cell.records:
         extra = {name: value for name, value in record.factors.items() if cell.factors.get(name) != value}
@@ -242,6 +254,7 @@ def _cell_from(entry: dict[str, Any], place: str) -> Cell:
         Shown(**shown) if shown else None,
         entry.get("problem") or "",
         entry.get("kind") or "",
+        {name: [number(each) for each in values] for name, values in (entry.get("items") or {}).items()},
     )
 
 

@@ -136,9 +136,11 @@ def tables_of(frame: Frame, panel: str, emphasis: str) -> list[Table]:
     """Return the tables of a panel: one with the metrics as columns for one budget, else one a metric."""
     metrics = [metric for metric in frame.metrics() if _has_numbers(frame, panel, metric)]
     xs = sorted({x for metric in metrics for x in frame.xs(panel, metric)})
+    paired = [metric for metric in metrics if len(frame.paired(panel, metric)) > 1]
+    differences = [_paired_table(frame, panel, metric) for metric in paired[-1:]]  # in the task's own unit
     if len(xs) == 1:
-        return [_side_by_side(frame, panel, xs[0], metrics, emphasis)]
-    return [_metric_table(frame, panel, metric, emphasis) for metric in metrics]
+        return [_side_by_side(frame, panel, xs[0], metrics, emphasis), *differences]
+    return [_metric_table(frame, panel, metric, emphasis) for metric in metrics] + differences
 
 
 def _has_numbers(frame: Frame, panel: str, metric: str) -> bool:
@@ -155,11 +157,23 @@ def _has_numbers(frame: Frame, panel: str, metric: str) -> bool:
 def _metric_table(frame: Frame, panel: str, metric: str, emphasis: str) -> Table:
     xs = frame.xs(panel, metric)
     way = f"{direction(frame, metric)} is better"
-    title = f"{metric} by {frame.view.x_name}, {way}, ± standard error over samples"
+    over = "real items" if frame.paired(panel, metric) else "samples"
+    title = f"{metric} by {frame.view.x_name}, {way}, ± standard error over {over}"
     rows = [
         [row, *(_cell(frame, panel, row, x, metric, emphasis) for x in xs)]
         for row in samplers_first([*frame.rows(panel, metric), *frame.problem_rows(panel)])
     ]
+    return Table(f"{panel}: {title}" if panel else title, ["sampler", *(f"{x:g}" for x in xs)], rows)
+
+
+def _paired_table(frame: Frame, panel: str, metric: str) -> Table:
+    """Return by how much each row differs from the first one on the same items."""
+    first, *others = frame.paired(panel, metric)
+    xs = frame.xs(panel, metric)
+    rows = [
+        [row, *(number_text(frame.difference(panel, row, first, x, metric)) for x in xs)] for row in others
+    ]
+    title = f"{metric} by {frame.view.x_name} less that of {first}, paired, ± standard error of it"
     return Table(f"{panel}: {title}" if panel else title, ["sampler", *(f"{x:g}" for x in xs)], rows)
 
 

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import tensor
@@ -16,7 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tauflow import files
 from tauflow.evaluation.figures import evolution, quality_figure
 from tauflow.evaluation.measure import DETAILS
-from tauflow.evaluation.pictures import captions_of, headline, picture_rows, samples_of
+from tauflow.evaluation.pictures import film_figure, headline, samples_figure, samples_of
 from tauflow.evaluation.store import REAL, Cell, Results
 from tauflow.evaluation.tables import to_markdown
 from tauflow.evaluation.views import Frame, View, cell_name
@@ -53,15 +52,17 @@ def write_cells(writer: SummaryWriter, cells: list[Cell], results: Results, task
 
 def write_samples(writer: SummaryWriter, cell: Cell, results: Results, task: Task, step: int) -> None:
     """Write the kept samples of a cell, as text or pictures, and how the first one came to be."""
-    shown = samples_of(cell, task)
     nfe = cell.factors["nfe"]
-    if isinstance(shown, np.ndarray) and len(shown):
-        figure = picture_rows([(cell_name(cell.factors), shown, captions_of(cell, task))])
-        writer.add_figure(f"samples/nfe_{nfe}", figure, step)
+    pictures, film = samples_figure([cell], task), film_figure([cell], task)
+    shown = samples_of(cell, task)
+    if pictures is not None:
+        writer.add_figure(f"samples/nfe_{nfe}", pictures, step)
     elif len(shown):
         text = "\n\n".join([headline(cell, results), *shown])
         writer.add_text(f"samples/nfe_{nfe}", "\n".join(f"    {line}" for line in text.splitlines()), step)
-    if cell.shown is not None and cell.shown.states is not None:
+    if film is not None:
+        writer.add_figure(f"evolution/nfe_{nfe}", film, step)
+    elif cell.shown is not None and cell.shown.states is not None:
         asked = "" if cell.shown.condition is None else f", {task.caption(tensor(cell.shown.condition[0]))}"
         title = f"{cell_name(cell.factors)}{asked}: one sample from noise (top) to the end"
         writer.add_figure(f"evolution/nfe_{nfe}", evolution(cell.shown.states, task.num_tokens, title), step)

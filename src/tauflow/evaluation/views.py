@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 
 from tauflow.errors import TauflowError
-from tauflow.evaluation.store import REAL, Factors, Measured, Results
+from tauflow.evaluation.store import REAL, Factor, Factors, Measured, Results
 from tauflow.samplers.spec import spec_name
 
 WORDS = {
@@ -45,6 +45,9 @@ def _text(value: str | int | float) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
+Pair = frozenset[tuple[str, Factor]]  # all factors but those of the row: what two rows are compared at
+
+
 class Frame:
     """Results seen through a view."""
 
@@ -54,6 +57,7 @@ class Frame:
         self._found: dict[tuple[str, str, str], dict[float | None, list[Measured]]] = {}
         self._places: dict[str, dict[str, list[str]]] = {}  # panel -> metric -> rows
         self._names: dict[str, str] = {}  # row -> the name of its sampler
+        self._items: dict[tuple[str, str, str], dict[Pair, list[float]]] = {}
         for record in results.records:
             panel = self.view.label(record.factors, self.view.panel)
             row = self.view.label(record.factors, self.view.row)
@@ -69,6 +73,11 @@ class Frame:
             if row not in rows:
                 rows.append(row)
             self._names[row] = spec_name(str(record.factors.get("sampler", row)))
+        for cell in results.cells:
+            panel, row = (self.view.label(cell.factors, names) for names in (self.view.panel, self.view.row))
+            pair = frozenset(item for item in cell.factors.items() if item[0] not in self.view.row)
+            for metric, numbers in cell.items.items():
+                self._items.setdefault((panel, row, metric), {})[pair] = numbers
         self._problems = [
             (
                 self.view.label(cell.factors, self.view.panel),
@@ -125,10 +134,32 @@ class Frame:
             return None
         if len(values) == 1:
             return values[0]
+        if items := self._means(self._at(panel, row, x, metric).values()):
+            return Measured.mean(items)
         n = len(values)
         error = math.sqrt(sum(each.standard_error**2 for each in values)) / n
         counts = [each.count for each in values if each.count is not None]
         return Measured(sum(each.value for each in values) / n, error, count=sum(counts) if counts else None)
+
+    def paired(self, panel: str, metric: str) -> list[str]:
+        """Return the rows that have a number of this metric for each real item."""
+        return [row for row in self.rows(panel, metric) if (panel, row, metric) in self._items]
+
+    def difference(self, panel: str, row: str, base: str, x: float, metric: str) -> Measured | None:
+        """Return the mean over real items of their number less that of another row, with its error."""
+        ours, theirs = (self._at(panel, each, x, metric) for each in (row, base))
+        both = [(ours[pair], theirs[pair]) for pair in ours if pair in theirs]
+        items = self._means([a - b for a, b in zip(*lists, strict=False)] for lists in both)
+        return Measured.mean(items) if items else None
+
+    def _at(self, panel: str, row: str, x: float, metric: str) -> dict[Pair, list[float]]:
+        found = self._items.get((panel, row, metric), {})
+        return {pair: numbers for pair, numbers in found.items() if (self.view.x, x) in pair}
+
+    @staticmethod
+    def _means(lists: Iterable[Sequence[float]]) -> list[float]:
+        """Return the mean of each item over seeds, which all look at the same items."""
+        return [sum(numbers) / len(numbers) for numbers in zip(*lists, strict=False)]
 
     def best(self, panel: str, x: float, metric: str) -> list[str]:
         """Return the rows with the best value at an x; none if all are equal, and never real data."""

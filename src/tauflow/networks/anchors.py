@@ -39,10 +39,8 @@ class Anchors(nn.Module):
         mean = (value.sum((2, 3), keepdim=True) / total.clamp(min=1)).expand_as(value)
         anchors = [mean]
         for size in reversed(BOXES):  # the largest first
-            sums = F.avg_pool2d(value, size, 1, size // 2)
-            counts = F.avg_pool2d(known, size, 1, size // 2)
-            seen = counts > 0.5 / size**2
-            anchors.append(torch.where(seen, sums / counts.clamp(min=0.5 / size**2), anchors[-1]))
+            sums, counts = _sums(torch.cat([value, known]), size).chunk(2)
+            anchors.append(torch.where(counts > 0, sums / counts.clamp(min=1), anchors[-1]))
         near = anchors[-1]
         for other in range(1, self.channels):
             there = known.roll(other, 1)
@@ -50,3 +48,9 @@ class Anchors(nn.Module):
             anchors.append(torch.where(there > 0, guess, near))
         stacked = torch.stack(anchors, dim=-1)  # (B, C, H, P, A)
         return stacked.permute(0, 2, 3, 1, 4).flatten(1, 3)
+
+
+def _sums(maps: Tensor, size: int) -> Tensor:
+    """Return the sums over boxes around each pixel of maps (B, C, H, P): over columns, then over rows."""
+    columns = F.avg_pool2d(maps, (size, 1), 1, (size // 2, 0), divisor_override=1)
+    return F.avg_pool2d(columns, (1, size), 1, (0, size // 2), divisor_override=1)

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from tauflow.errors import SettingsError
 
-CHUNK = 512  # rows at once: more run out of the cache of a CPU
+CHUNK = 128  # rows at once on a CPU: more run out of its cache
+GPU_CHUNK = 2**13  # rows at once elsewhere: fewer leave a GPU idle, more take gigabytes
+LEAST = torch.finfo(torch.float32).tiny  # of the probabilities in logits; 87 nats
 
 
 class LinearHead(nn.Module):
@@ -57,11 +59,10 @@ class LogisticHead(nn.Module):
         self.start = math.log(0.15 if anchors else 0.3)  # of the scale
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return log-probabilities (..., V) of rows (..., W + A)."""
-        flat = rows.flatten(0, -2)
-        if len(flat) <= CHUNK:
-            return self._logits(flat).unflatten(0, rows.shape[:-1])
-        return torch.cat([self._logits(part) for part in flat.split(CHUNK)]).unflatten(0, rows.shape[:-1])
+        """Return log-probabilities (..., V) of rows (..., W + A), none of them below ln LEAST."""
+        chunk = CHUNK if rows.device.type == "cpu" else GPU_CHUNK
+        logits = [self._logits(part) for part in rows.flatten(0, -2).split(chunk)]
+        return torch.cat(logits).unflatten(0, rows.shape[:-1])
 
     def nll(self, rows: Tensor, x_1: Tensor) -> Tensor:
         """Return -ln p(x_1) (R,) of the tokens x_1 (R,)."""
@@ -72,7 +73,7 @@ class LogisticHead(nn.Module):
         above = torch.where(x_1[:, None] == 0, 0.0, F.softplus(low))
         below = torch.where(x_1[:, None] == self.num_tokens - 1, 0.0, F.softplus(-high))
         inner = (x_1[:, None] > 0) & (x_1[:, None] < self.num_tokens - 1)
-        width = torch.where(inner, _log_width(2 * self.margin, log_scale), 0.0)
+        width = torch.where(inner, _width(2 * self.margin, log_scale).log(), 0.0)
         return -torch.logsumexp(log_weight + width - above - below, dim=-1)
 
     def _mixture(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,13 +91,14 @@ class LogisticHead(nn.Module):
         log_weight, mean, log_scale = self._mixture(rows)
         edges = torch.arange(1, self.num_tokens, device=rows.device) * (2 * self.margin) - 1 - self.margin
         z = (edges - mean[..., None]) * torch.exp(-log_scale)[..., None]  # (R, M, V - 1)
-        above = F.softplus(z)  # -ln P(right of the edge)
-        below = above - z  # -ln P(left of the edge)
-        parts = F.pad(-above, (1, 0)) - F.pad(below, (0, 1))  # (R, M, V)
-        parts[..., 1:-1] += _log_width(2 * self.margin, log_scale)[..., None]
-        return torch.logsumexp(parts + log_weight[..., None], dim=-2)
+        below, above = torch.sigmoid(z), torch.sigmoid(-z)  # P(left of the edge), P(right of it)
+        weight = torch.exp(log_weight)[..., None]
+        width = _width(2 * self.margin, log_scale)[..., None]
+        inner = weight * width * (below[..., 1:] * above[..., :-1])
+        parts = (weight * below[..., :1], inner, weight * above[..., -1:])
+        return torch.cat([part.sum(-2) for part in parts], dim=-1).clamp(min=LEAST).log()
 
 
-def _log_width(width: float, log_scale: Tensor) -> Tensor:
-    """Return ln(1 - exp(-width / scale)): ln of a bin is this, less -ln of both its sides."""
-    return torch.log(-torch.expm1(-width * torch.exp(-log_scale)))
+def _width(width: float, log_scale: Tensor) -> Tensor:
+    """Return 1 - exp(-width / scale): the mass of a bin is this, times the masses on both its sides."""
+    return -torch.expm1(-width * torch.exp(-log_scale))

@@ -3,17 +3,20 @@
 To add one, write a class in one of these modules (its docstring is the question) and name it here.
 """
 
-from tauflow.studies.base import Study
+from tauflow.studies.base import Study, name_of
 from tauflow.studies.beyond import Dependence, Joints, Laws, Tuned, Tuning
+from tauflow.studies.image_orders import ImageOrders
+from tauflow.studies.image_schedules import ImageSchedules
+from tauflow.studies.images import Images
 from tauflow.studies.models import Ablation, Countdown, Epsilon, Text
 from tauflow.studies.observed import Hamming, Positivity, Proxies
 from tauflow.studies.runtime import Runtime
 from tauflow.studies.theory import Kl, Local, Order, Schedules
 
 STUDIES: dict[str, type[Study]] = {
-    study.__name__.lower(): study
+    name_of(study): study
     for study in (
         *(Countdown, Ablation, Epsilon, Positivity, Hamming, Proxies, Runtime, Order, Local, Kl, Schedules),
-        *(Text, Tuning, Tuned, Joints, Laws, Dependence),
+        *(Text, Tuning, Tuned, Joints, Laws, Dependence, Images, ImageSchedules, ImageOrders),
     )
 }

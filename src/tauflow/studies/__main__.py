@@ -27,13 +27,18 @@ its numbers mean nothing.
 """
 
 DATA = "where the data of a checkpoint lies, such as files=corpus.txt; repeatable"
-LIMITS = {"samples": (1, 10**9), "batch_size": (1, 10**9), "nfes": (1, 10**6), "seeds": (0, 2**63 - 1)}
+LIMITS = {
+    **dict.fromkeys(("samples", "batch_size"), (1, 10**9)),
+    "nll_items": (0, 10**9),
+    "nfes": (1, 10**6),
+    "seeds": (0, 2**63 - 1),
+}
 """Smallest and largest values of a setting."""
 
 
 def parser() -> argparse.ArgumentParser:
     def lines(name: str, study: type[Study]) -> str:
-        return textwrap.fill(question(study), 110, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14)
+        return textwrap.fill(question(study), 110, initial_indent=f"  {name:<16}", subsequent_indent=" " * 18)
 
     text = DESCRIPTION + "\n".join(lines(name, study) for name, study in STUDIES.items())
     shape = argparse.RawDescriptionHelpFormatter
@@ -47,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seeds", type=numbers, metavar="NUMBERS", help="comma-separated (default 0,1,2)")
     add("--nfes", type=numbers, metavar="NUMBERS", help="budgets of network evaluations, comma-separated")
     add("--samplers", type=specs, metavar="SPECS", help="specs such as 'euler,tr_cie(grid=tau)', or sets")
+    add("--nll_items", type=int, metavar="N", help="of pictures: real items whose nll is measured; 0: none")
     add("--batch_size", type=int, metavar="N", help="samples drawn together (default 32)")
     add(
         "--ckpt",
@@ -83,16 +89,18 @@ def main(argv: list[str] | None = None) -> None:
         )
         sys.exit(exit_code(stop))
     print(to_markdown(cls, results))
-    print(f"written to  {arguments.out}  (results.json, results.csv, results.md, figure.png)")
+    print(f"written to  {arguments.out}  ({', '.join(study.written)})")
 
 
 def settings_from(arguments: argparse.Namespace, cls: type[Study]) -> Settings:
     """Return the settings of a study: what was asked for, else its own; refuse what means nothing to it."""
     useless = ["ckpt" if name == "checkpoints" else name for name in cls.ignores]
+    useless += ["nll_items"] if cls.nll_items is None else []
     for flag in [*useless, *(["data"] if "ckpt" in useless else [])]:
         if getattr(arguments, flag) not in (None, []):
             raise SettingsError(f"the study {arguments.name} has no use for --{flag}; drop it")
     sizes = {name: getattr(cls, name) for name in ("samples", "seeds", "nfes", "samplers")}
+    sizes["nll_items"] = cls.nll_items or 0
     sizes |= cls.smoke if arguments.smoke else {}
     for name in (*sizes, "batch_size"):
         value = getattr(arguments, name)

@@ -6,6 +6,7 @@ axis of its tables and its figure. The store, the resumable loop and the tables 
 """
 
 import dataclasses
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class Settings:
     judge: str | None = None
     batch_size: int = 32
     data: dict[str, Any] = field(default_factory=dict)  # where the data of the checkpoints lies
+    nll_items: int = 0  # real items whose likelihood is measured
 
 
 class Study(ABC):
@@ -45,20 +47,24 @@ class Study(ABC):
     seeds: ClassVar[tuple[int, ...]] = (0, 1, 2)
     nfes: ClassVar[tuple[int, ...]] = (8, 16, 32)
     samplers: ClassVar[tuple[str, ...]] = ()
+    nll_items: ClassVar[int | None] = None  # real items whose likelihood is measured; None: it never is
     smoke: ClassVar[dict[str, Any]] = {"samples": 2, "seeds": (0,), "nfes": (3, 5), "batch_size": 2}
     view: ClassVar[View] = View(row=("sampler",), panel=("source",))
     stated: ClassVar[dict[str, Scale]] = {}  # the metrics of the tables and the figure
+    drawn: ClassVar[tuple[str, ...]] = ()  # patterns of those that the figure shows; none: all of them
     ignores: ClassVar[tuple[str, ...]] = ()  # settings that mean nothing to this study
     grows: ClassVar[tuple[str, ...]] = ()  # settings that choose cells and change none: a folder takes more
     panels_down: ClassVar[bool] = False  # in the figure: panels below each other, metrics side by side
+    needs: ClassVar[str] = ""  # checkpoints that a user must name; none: the shipped countdown models will do
 
     def __init__(self, settings: Settings):
         self.settings = settings
         self.notes: list[str] = []  # what a reader should know, such as samplers that were skipped
+        self.written: list[str] = []  # names of the files of the last run
 
     @property
     def name(self) -> str:
-        return type(self).__name__.lower()
+        return name_of(type(self))
 
     @abstractmethod
     def cells(self) -> list[Factors]:
@@ -72,6 +78,15 @@ class Study(ABC):
         """Return how the metrics are read that tables and the figure show, in their order."""
         return self.stated
 
+    @classmethod
+    def findings(cls, results: Results) -> dict[str, str]:
+        """Return what else follows from the results, in Markdown by name: for results.md, and for pages."""
+        return {}
+
+    def illustrate(self, results: Results, folder: Path) -> list[str]:
+        """Write what people look at beside the report; return the names of the files."""
+        return []
+
     def run(self, folder: Path, progress: bool = False, command: str = "") -> Results:
         """Measure the cells that the folder does not have yet, keep what is found after each, and report.
 
@@ -84,31 +99,44 @@ class Study(ABC):
             for note in self.notes:
                 results.note(note)
             run_grid(results, cells, self.measure, GridOptions(folder, progress))
-            save(type(self), results, folder, command)
+            self.written = [*save(type(self), results, folder, command), *self.illustrate(results, folder)]
         return results
 
     def paths(self) -> list[str | Path]:
         """Return the checkpoints to study: those of --ckpt, or the shipped countdown models."""
         if "checkpoints" in self.ignores:
             return []
+        if self.needs and not self.settings.checkpoints:
+            raise SettingsError(f"the study {self.name} needs --ckpt PATH: {self.needs}")
         shipped = [SHIPPED / f"countdown_{source}.ckpt" for source in ("masked", "uniform")]
         return list(self.settings.checkpoints) or list(shipped)
+
+    @cached_property
+    def loaded(self) -> list[Trained]:
+        """Return the trained models to study."""
+        found = [load(path, data=self.settings.data) for path in self.paths()]
+        if self.settings.judge:
+            for trained in found:
+                task_of(trained).use_judges(self.settings.judge)
+        return found
 
     @cached_property
     def models(self) -> dict[str, Trained]:
         """Return the trained models to study by the name of their source."""
         found: dict[str, Trained] = {}
-        for path in self.paths():
-            trained = load(path, data=self.settings.data)
+        for trained in self.loaded:
             source = trained.model.process.name
             if source in found:
                 raise SettingsError(
                     f"two checkpoints have a {source} source; give --ckpt at most one of each"
                 )
-            if self.settings.judge:
-                task_of(trained).use_judges(self.settings.judge)
             found[source] = trained
         return found
+
+
+def name_of(study: type[Study]) -> str:
+    """Return what a study is called on the command line: words of its class, joined by underscores."""
+    return "_".join(re.findall("[A-Z][a-z0-9]*", study.__name__)).lower()
 
 
 def _digest(path: str | Path) -> str:

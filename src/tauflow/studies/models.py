@@ -1,16 +1,16 @@
 """Studies of samplers on trained models, by the task's own metrics."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cached_property
 from itertools import product
-from pathlib import Path
 from typing import ClassVar
 
 from tauflow.denoise import Model
-from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import check, choose_samplers, task_of
+from tauflow.evaluation.likelihood import nll_scales, no_nll, with_nll
 from tauflow.evaluation.measure import DETAILS, Sampling, measure_cell, scales
 from tauflow.evaluation.reference import reference
 from tauflow.evaluation.store import REAL, Cell, Factors, Scale
@@ -52,9 +52,20 @@ class OnModels(Study):
         found = []
         for factors, trained in self.named_models():
             samplers = self.samplers_for(trained.model)
-            check(trained.model, samplers, self.settings.nfes, self.sampling(0))
+            check(trained.model, samplers, self.settings.nfes, self.sampling({"seed": 0}))
+            self.notes.extend(self.without_nll(trained, samplers))
             found.append(Subject(factors, trained, samplers))
         return found
+
+    def without_nll(self, trained: Trained, samplers: dict[str, Sampler]) -> list[str]:
+        """Return notes on the samplers whose likelihood is not measured, though it is asked for."""
+        if not self.settings.nll_items:
+            return []
+        sampling, whose = self.sampling({"seed": 0}), trained.model.process.name
+        reasons: dict[str, list[str]] = {}
+        for name, sampler in samplers.items():
+            reasons.setdefault(no_nll(sampler, trained.model, task_of(trained), sampling), []).append(name)
+        return [f"{whose}: no nll of {', '.join(names)}: {why}" for why, names in reasons.items() if why]
 
     def subject_of(self, factors: Factors) -> Subject:
         """Return the model that a cell belongs to."""
@@ -86,7 +97,8 @@ class OnModels(Study):
     def scales(self) -> dict[str, Scale]:
         there: dict[str, Scale] = {}
         for subject in self.subjects:
-            there |= scales(task_of(subject.trained))
+            task = task_of(subject.trained)
+            there |= (nll_scales(task) if self.settings.nll_items else {}) | scales(task)
         return {name: there[name] for pattern in self.shown for name in there if fnmatch(name, pattern)}
 
     def measure(self, factors: Factors) -> Cell:
@@ -106,12 +118,17 @@ class OnModels(Study):
 
     def sampled(self, trained: Trained, sampler: Sampler, factors: Factors) -> Cell:
         """Measure fresh samples, and keep what follows from the seed: all but the time they took."""
-        sampling = self.sampling(int(factors["seed"]))
-        cell = measure_cell(trained.model, task_of(trained), sampler, factors, sampling)
-        return Cell(factors, [record for record in cell.records if record.metric not in DETAILS["time"]])
+        model, task, sampling = trained.model, task_of(trained), self.sampling(factors)
+        cell = measure_cell(model, task, sampler, factors, sampling)
+        if sampling.nll_items and not no_nll(sampler, model, task, sampling):
+            cell = with_nll(cell, model, task, sampler, sampling)
+        kept = [record for record in cell.records if record.metric not in DETAILS["time"]]
+        return dataclasses.replace(cell, records=kept, shown=cell.shown if sampling.show else None)
 
-    def sampling(self, seed: int) -> Sampling:
-        return Sampling(self.settings.samples, self.settings.batch_size, seed, show=0)
+    def sampling(self, factors: Factors) -> Sampling:
+        """Return what decides the samples of a cell."""
+        size = (self.settings.samples, self.settings.batch_size)
+        return Sampling(*size, int(factors["seed"]), show=0, nll_items=self.settings.nll_items)
 
 
 class Countdown(OnModels):
@@ -128,13 +145,7 @@ class Text(OnModels):
     nfes = (8, 16, 32, 64, 128)
     samples = 256
     shown = ("ppl_corpus_*", "ppl_mean_*", "entropy_bits", "distinct_2", "unigram_tv", "memorised_8grams")
-
-    def paths(self) -> list[str | Path]:
-        if not self.settings.checkpoints:
-            raise SettingsError(
-                "the study text needs --ckpt PATH, one or two checkpoints of text models: none are shipped"
-            )
-        return super().paths()
+    needs = "one or two checkpoints of text models, of which none are shipped"
 
 
 class Ablation(OnModels):

@@ -8,6 +8,12 @@ of rows, columns and a row to take ratios to. Panels and rows have the names tha
     <!-- table countdown "masked" error_rate x=8,16,32 rows="euler;tr_cie" ratio=euler -->
     <!-- end -->
 
+With less=euler in place of ratio=euler the other rows are shown less that one. What a study finds beyond its
+tables has a name, the heading in results.md:
+
+    <!-- finding image_schedules "Is TR-CIE best? masked, kid_lite0" -->
+    <!-- end -->
+
 """
 
 import re
@@ -21,13 +27,15 @@ from tauflow.evaluation.store import Results
 from tauflow.evaluation.tables import TableSpec, markdown_table
 from tauflow.evaluation.views import Frame
 from tauflow.studies import STUDIES
+from tauflow.studies.paired import difference_table
 
-PLACE = re.compile(r"(<!-- table (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- (table|finding) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def filled(text: str, folder: Path) -> str:
-    """Return the page with every table as the result files beside it have it."""
-    return PLACE.sub(lambda found: f"{found[1]}\n{_table(found[2], folder)}\n{found[3]}", text)
+    """Return the page with every table and finding as the result files beside it have it."""
+    make = {"table": _table, "finding": _finding}
+    return PLACE.sub(lambda found: f"{found[1]}\n{make[found[2]](found[3], folder)}\n{found[4]}", text)
 
 
 def frame_of(folder: Path) -> Frame:
@@ -43,15 +51,12 @@ def frame_of(folder: Path) -> Frame:
 
 
 def _table(place: str, folder: Path) -> str:
-    try:
-        words = shlex.split(place)
-    except ValueError as error:
-        raise SettingsError(f"cannot read the place of a table ({error}); got {place!r}") from None
+    words = _words(place)
     options = dict(word.split("=", 1) for word in words if re.match(r"[a-z]+=", word))
     names = [word for word in words if not re.match(r"[a-z]+=", word)]
-    if len(names) != 3 or set(options) - {"x", "rows", "ratio"}:
+    if len(names) != 3 or set(options) - {"x", "rows", "ratio", "less"} or {"ratio", "less"} <= set(options):
         raise SettingsError(
-            "a place for a table names a folder, a panel and a metric, then x=, rows= or ratio=; "
+            "a place for a table names a folder, a panel and a metric, then x=, rows=, and ratio= or less=; "
             f"got {place!r}"
         )
     try:
@@ -60,7 +65,28 @@ def _table(place: str, folder: Path) -> str:
         raise SettingsError(f"x= takes numbers such as 8,16,32; got {place!r}") from None
     rows = options["rows"].split(";") if "rows" in options else []
     spec = TableSpec(names[1], names[2], xs, rows, options.get("ratio", ""))
-    return markdown_table(frame_of(folder / names[0]), spec)
+    frame = frame_of(folder / names[0])
+    return (
+        difference_table(frame, spec, options["less"]) if "less" in options else markdown_table(frame, spec)
+    )
+
+
+def _finding(place: str, folder: Path) -> str:
+    words = _words(place)
+    if len(words) != 2:
+        raise SettingsError(f"a place for a finding names a folder and the finding; got {place!r}")
+    results = Results.read(folder / words[0])
+    found = STUDIES[results.name].findings(results) if results.name in STUDIES else {}
+    if words[1] not in found:
+        raise SettingsError(f"{words[0]} has no finding {words[1]!r}; there are {', '.join(found) or 'none'}")
+    return found[words[1]]
+
+
+def _words(place: str) -> list[str]:
+    try:
+        return shlex.split(place)
+    except ValueError as error:
+        raise SettingsError(f"cannot read the place of a table ({error}); got {place!r}") from None
 
 
 def main(paths: list[str]) -> None:

@@ -8,21 +8,27 @@ from tauflow.evaluation.figures import panels_figure
 from tauflow.evaluation.store import Results
 from tauflow.evaluation.tables import TableSpec, markdown_table, remarks, to_csv
 from tauflow.evaluation.views import Frame
+from tauflow.studies.paired import difference_table, with_differences
 
 if TYPE_CHECKING:
     from tauflow.studies.base import Study
 
 
-def save(study: "type[Study]", results: Results, folder: Path, command: str = "") -> None:
-    """Write results.csv, results.md and figure.png beside results.json, each atomically; keep the command."""
+def save(study: "type[Study]", results: Results, folder: Path, command: str = "") -> list[str]:
+    """Write results.csv, results.md and figure.png beside results.json, each atomically; keep the command.
+
+    Returns the names of the files.
+    """
     if command and command not in results.commands:
         results.commands.append(command)
     results.save(folder)
     files.write(folder / "results.csv", to_csv(results))
     files.write(folder / "results.md", to_markdown(study, results))
-    frame = Frame(results, study.view)
+    frame = Frame(with_differences(results, study.view), study.view)
+    metrics = frame.metrics(study.drawn) or frame.metrics()
     with files.atomic(folder / "figure.png") as file:
-        panels_figure(frame, frame.metrics(), study.panels_down).savefig(file, format="png", dpi=110)
+        panels_figure(frame, metrics, study.panels_down).savefig(file, format="png", dpi=110)
+    return ["results.json", "results.csv", "results.md", "figure.png"]
 
 
 def to_markdown(study: "type[Study]", results: Results) -> str:
@@ -45,6 +51,9 @@ def to_markdown(study: "type[Study]", results: Results) -> str:
                 title = f"{panel}: {metric} by {study.view.x_name}"
                 table = markdown_table(frame, TableSpec(panel, metric, title=title))
                 parts.append(table + counted(frame, panel, metric))
+                if len(paired := frame.paired(panel, metric)) > 1:
+                    parts.append(difference_table(frame, TableSpec(panel, metric), paired[0]))
+    parts += [f"## {name}\n\n{text}" for name, text in study.findings(results).items()]
     return "\n".join(parts)
 
 
@@ -53,7 +62,7 @@ def question(study: "type[Study]") -> str:
 
 
 def counted(frame: Frame, panel: str, metric: str) -> str:
-    """Return of how many judged tokens the numbers of a table are, where they were counted."""
+    """Return of how many items or judged tokens the numbers of a table are, where they were counted."""
     counts = []
     for record in frame.results.records:
         here = frame.view.label(record.factors, frame.view.panel) == panel and record.metric == metric
@@ -61,4 +70,6 @@ def counted(frame: Frame, panel: str, metric: str) -> str:
             counts.append(record.measured.count)
     if not counts:
         return ""
+    if frame.paired(panel, metric):
+        return f"\nEach number is of the same {counts[0]:,.0f} real items.\n"
     return f"\nEach number is of {min(counts):,.0f} to {max(counts):,.0f} judged tokens per seed.\n"

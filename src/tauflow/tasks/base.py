@@ -196,6 +196,10 @@ class Task(ABC):
         """Return the same for text with blanks."""
         raise SettingsError(f"{type(self).__name__} has no texts to fill in; drop --infill")
 
+    def complete(self, path: str | Path, keep: str) -> Prompt:
+        """Return what is known of a picture in a file, of which a part is kept, such as its left half."""
+        raise SettingsError(f"{type(self).__name__} has no pictures to complete; drop --complete")
+
     def use_judges(self, names: str, device: torch.device | None = None) -> None:
         """Measure perplexity under other judges than those of the configuration, on a device."""
         raise SettingsError(f"{type(self).__name__} has no perplexity; drop --judge")

@@ -106,15 +106,24 @@ def read(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} does not describe a model of format 1: {error}") from None
 
 
-def export(path: str | Path, target: str | Path) -> None:
+def export(path: str | Path, target: str | Path, *, half: bool = False) -> None:
     """Write what sampling needs of a checkpoint: the averaged weights, and how to rebuild model and task.
 
-    Training cannot be resumed from it.
+    Training cannot be resumed from it. With `half` the weights are rounded to 16 bits, which halves the file;
+    `tauflow.load` gives float32 again.
     """
     checkpoint = read(path)
     weights = {
-        name: value.clone() for name, value in checkpoint["state_dict"].items() if name.startswith("ema.")
+        name: value.half() if half and value.dtype == torch.float32 else value.clone()
+        for name, value in checkpoint["state_dict"].items()
+        if name.startswith("ema.")
     }
+    large = [name for name, value in weights.items() if half and not value.isfinite().all()]
+    if large:
+        raise CheckpointError(
+            f"{listed(large)} of {path} has numbers beyond 65504, which 16 bits do not hold; export it "
+            "without half"
+        )
     _save({"state_dict": weights, "global_step": checkpoint["global_step"], KEY: checkpoint[KEY]}, target)
 
 

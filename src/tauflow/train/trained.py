@@ -44,7 +44,7 @@ FAULTS = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, Arit
 """What constructors raise for arguments that mean nothing."""
 
 SHIPPED = Path(__file__).parents[3] / "checkpoints" / "shipped"
-"""Trained countdown models that come with the project: countdown_masked.ckpt and countdown_uniform.ckpt."""
+"""Trained models that come with the project: countdown_masked.ckpt, countdown_uniform.ckpt, fashion.ckpt."""
 
 
 @dataclass(frozen=True)

@@ -11,36 +11,18 @@ from typing import BinaryIO
 import numpy as np
 
 from tauflow.errors import SettingsError
+from tauflow.tasks import npz
 
-SMALL = 2**26  # bytes that a file may always unpack to
-RATIO = 200  # bytes that a byte of a larger one may unpack to; photographs give 1 to 2, drawings 30
 DEFLATE = 1032  # bytes that a byte of gzip can unpack to at most
-UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError)
+UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, MemoryError)
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of an .npz file."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                if member.file_size > max(SMALL, RATIO * member.compress_size):
-                    raise SettingsError(
-                        f"{path} unpacks to {member.file_size / 2**20:.0f} MB of {member.filename} from "
-                        f"{member.compress_size / 2**20:.1f} MB, which no pictures do; replace it"
-                    )
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except SettingsError:
-        raise
+        return npz.read(path)
     except UNREADABLE as error:
-        if "allow_pickle" in str(error):
-            raise SettingsError(
-                f"{path} holds objects of Python, which are not read; save plain arrays: "
-                "numpy.savez(path, images=..., labels=...)"
-            ) from None
-        reason = (
-            "there is no such file" if isinstance(error, FileNotFoundError) else str(error).split("\n")[0]
-        )
+        reason = str(error).split("\n")[0]
         raise SettingsError(f"{path} is no .npz file that can be read ({reason}); replace it") from None
 
 

@@ -1,9 +1,7 @@
 """Pictures of one size in a cache: read once, memory-mapped ever after.
 
 A cache lies in `<root>/images-<key>/`: the pixels and labels of both splits as plain bytes, and facts.json
-with their shapes; the key is a digest of the source, the size and the split. It is built in a folder of its
-own and renamed when it is complete: an interrupted build leaves nothing that is taken for a cache, and of two
-builders at once the second finds the first one's and drops its own.
+with their shapes; the key is a digest of the source, the size and the split.
 
 Shapes: N pictures of H x W pixels.
 """
@@ -11,18 +9,16 @@ Shapes: N pictures of H x W pixels.
 import hashlib
 import json
 import math
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from tauflow import files
-from tauflow.errors import SettingsError, WriteError
+from tauflow.errors import SettingsError
 from tauflow.seeds import seed_of
+from tauflow.tasks.caches import building, key_of, tracked
 from tauflow.tasks.images.pictures import fitted
 from tauflow.tasks.images.sources import Picture, Source, SplitName
 from tauflow.tasks.images.tokens import palette_of
@@ -77,10 +73,10 @@ class Cache:
 
 def cached(root: Path, source: Source, split: Split, progress: bool = False) -> Cache:
     """Return the pictures of a source; build their cache if needed."""
-    facts = (VERSION, source.digest(), split.size, split.val_share, split.seed)
-    folder = root / f"images-{hashlib.sha256(repr(facts).encode()).hexdigest()[:24]}"
+    key = key_of(VERSION, source.digest(), split.size, split.val_share, split.seed)
+    folder = root / f"images-{key}"
     if not folder.is_dir():
-        with _complete(folder) as new:
+        with building(folder, "the cache of pictures") as new:
             _build(new, source, split, progress)
     return _opened(folder)
 
@@ -109,28 +105,6 @@ def _damaged(path: Path) -> SettingsError:
     return SettingsError(f"{path} is damaged; remove the folder {path.parent}, and it is built again")
 
 
-@contextmanager
-def _complete(folder: Path) -> Iterator[Path]:
-    """Give a new folder that takes its name only when it is complete, unless another process was faster."""
-    new: Path | None = None
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building."))
-        yield new
-        new.rename(folder)  # fails where the folder is there already
-    except OSError as error:
-        if not folder.is_dir():
-            reason = error.strerror or str(error)
-            raise WriteError(
-                f"cannot write the cache of pictures {folder} ({reason}); free some space, or choose another "
-                "folder with --data.cache",
-                error.errno,
-            ) from error
-    finally:
-        if new is not None:
-            shutil.rmtree(new, ignore_errors=True)
-
-
 def _build(folder: Path, source: Source, split: Split, progress: bool) -> None:
     classes = source.classes()
     own = source.has_validation()
@@ -143,7 +117,7 @@ def _build(folder: Path, source: Source, split: Split, progress: bool) -> None:
             for kind in ("pixels", "labels")
         }
         for given in ("train", "val") if own else ("train",):
-            for picture in _track(source.read(given), f"reading pictures ({given})", progress):  # type: ignore[arg-type]  # the two splits
+            for picture in tracked(source.read(given), f"reading pictures ({given})", progress):  # type: ignore[arg-type]  # the two splits
                 pixels = _checked(picture, split, shape)
                 shape = pixels.shape
                 name = given if own else "val" if split.validates(pixels) else "train"
@@ -185,12 +159,3 @@ def _label(picture: Picture, classes: list[str]) -> int:
             "one of them, or train with --data.labels false"
         )
     return picture.label
-
-
-def _track(pictures: Iterable[Picture], description: str, progress: bool) -> Iterable[Picture]:
-    if not progress:
-        return pictures
-    from rich import get_console
-    from rich.progress import track
-
-    return track(pictures, description=description, transient=True, disable=not get_console().is_terminal)

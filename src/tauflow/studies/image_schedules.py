@@ -1,0 +1,136 @@
+"""The paper's figure of pictures under four schedules, and whether its claim holds under each of them."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from tauflow.denoise import DROPPED, Model
+from tauflow.errors import SettingsError
+from tauflow.evaluation.store import REAL, Factors, Measured, Results
+from tauflow.evaluation.tables import TableSpec, number_text
+from tauflow.evaluation.views import Frame, View
+from tauflow.process import Mixture
+from tauflow.studies.images import METRIC, OnImages
+from tauflow.studies.paired import difference
+from tauflow.train import Trained
+
+CLAIM = (
+    'The paper (fig:fid, without numbers): TR-CIE is "generally best, especially at small NFE". Here it is '
+    "compared with the best of the paper's other samplers at the same budget. Below 0 it is better; yes and "
+    "no are beyond two standard errors of the difference, which is paired where real items are measured.\n"
+)
+COLUMNS = ("schedule", "NFE", "best of the others", "TR-CIE less it", "TR-CIE best?", "ours less TR-CIE")
+TRIED = "tr_cie"
+RIVALS = ("euler", "tweedie", "theta_rk2", "theta_trapezoidal")
+ERRORS = 2.0  # standard errors beyond which a difference is one
+
+
+class ImageSchedules(OnImages):
+    """The paper's samplers and ours on pictures under the schedules linear, quadratic, cubic and cosine
+    (paper: fig:fid), by exact likelihood and by distances in features, and whether TR-CIE is best under each.
+    From a masked source one network without time serves all schedules; from another one give a checkpoint
+    for each: --ckpt A B C D."""
+
+    names: ClassVar[Sequence[str]] = ("linear", "quadratic", "cubic", "cosine")
+    nfes = (8, 16, 32, 64)
+    samplers = (*RIVALS, TRIED, "auto")
+    view = View(row=("sampler",), panel=("source", "schedule"))
+    shown = (METRIC, "kid_*", "fd16_*")
+
+    def named_models(self) -> list[tuple[Factors, Trained]]:
+        found: list[tuple[Factors, Trained]] = []
+        for trained in self.loaded:
+            for process in self.processes_of(trained.model):
+                factors: Factors = {"source": process.name, "schedule": process.schedule.name}
+                if any(factors == other for other, _ in found):
+                    raise SettingsError(
+                        f"two checkpoints are {process}; give --ckpt one masked checkpoint, or one a schedule"
+                    )
+                model = dataclasses.replace(trained.model, process=process)
+                found.append((factors, dataclasses.replace(trained, model=model)))
+        for source in dict.fromkeys(factors["source"] for factors, _ in found):
+            there = [factors["schedule"] for factors, _ in found if factors["source"] == source]
+            if absent := [name for name in self.names if name not in there]:
+                self.notes.append(f"{source}: there is no checkpoint of {', '.join(absent)}")
+        return found
+
+    def processes_of(self, model: Model) -> list[Mixture]:
+        """Return what a model is studied under: all schedules from masks, else that of its training."""
+        process = model.process
+        if not isinstance(process, Mixture):
+            raise SettingsError(f"{process} has no schedule; study a model with a mixture process")
+        if not process.absorbing:
+            return [process]
+        if reads_time(model):
+            raise SettingsError(
+                "this masked network reads the time, so it knows one schedule only; train one for all of "
+                "them with --model.network.init_args.time false"
+            )
+        return [Mixture(process.source, name) for name in self.names]
+
+    @classmethod
+    def findings(cls, results: Results) -> dict[str, str]:
+        frame = Frame(results, cls.view)
+        found = {}
+        for source in dict.fromkeys(str(cell.factors["source"]) for cell in results.cells):
+            tables = [table for metric in frame.metrics() if (table := compared(frame, source, metric))]
+            if tables:
+                found[f"Is TR-CIE best? ({source})"] = "\n".join([CLAIM, *tables])
+        return found
+
+
+def compared(frame: Frame, source: str, metric: str) -> str:
+    """Return a table with a line for each schedule and budget; nothing where TR-CIE has no such metric."""
+    cells = frame.results.cells
+    schedules = dict.fromkeys(str(c.factors["schedule"]) for c in cells if c.factors["source"] == source)
+    lines = [line for schedule in schedules for line in _lines(frame, source, schedule, metric)]
+    head = [f"| {metric}: {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    return "\n".join([*head, *lines, ""]) if lines else ""
+
+
+def _lines(frame: Frame, source: str, schedule: str, metric: str) -> list[str]:
+    """Return a line for each budget: TR-CIE against the best of its rivals, and ours against TR-CIE."""
+    spec = TableSpec(f"{source}, {schedule}", metric)
+    rows = frame.rows(spec.panel, metric)
+    rivals = [row for row in rows if row in RIVALS]
+    ours = [row for row in rows if row not in (*RIVALS, TRIED, REAL)]
+    lines = []
+    for x in frame.xs(spec.panel, metric) if TRIED in rows and rivals else []:
+        rival, own = (_best(frame, spec, each, x) for each in (rivals, ours))
+        less = difference(frame, spec, TRIED, rival, x) if rival else None
+        gain = difference(frame, spec, own, TRIED, x) if own else None
+        words = (schedule, f"{x:g}", rival, number_text(less), verdict(less))
+        lines.append(f"| {' | '.join(words)} | {f'{own}: {number_text(gain)}' if own else ''} |")
+    return lines
+
+
+def _best(frame: Frame, spec: TableSpec, rows: Sequence[str], x: float) -> str:
+    """Return the row with the lowest value at a budget; nothing if none has one."""
+    found = {row: frame.measured(spec.panel, row, x, spec.metric) for row in rows}
+    values = {row: each.value for row, each in found.items() if each and math.isfinite(each.value)}
+    return min(values, key=lambda row: values[row], default="")
+
+
+def verdict(less: Measured | None) -> str:
+    """Return in a word whether a difference is below 0, beyond the noise; an infinite one has none."""
+    if less is None or math.isnan(less.value):
+        return "unknown"
+    error = 0.0 if math.isinf(less.value) else less.standard_error
+    if not abs(less.value) > ERRORS * error:
+        return "within noise"
+    return "yes" if less.value < 0 else "no"
+
+
+@torch.no_grad()
+def reads_time(model: Model) -> bool:
+    """Return whether the network answers otherwise at another time."""
+    x = model.process.start((1, model.length)).to(model.denoiser.device)
+    asked = torch.full((1, len(model.conditions)), DROPPED, device=x.device) if model.conditions else None
+    places = torch.arange(model.length, device=x.device)
+    early, late = (
+        model.denoiser.evaluate(x, torch.tensor([t], device=x.device), asked).rows(places) for t in (0.2, 0.8)
+    )
+    return not torch.equal(early, late)

@@ -1,0 +1,257 @@
+"""Pictures for people: sample.py on the shipped fashion model, completion, samples.png and evolution.png."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+from PIL import Image
+
+import tauflow
+import tauflow.cli.sample
+from tauflow.denoise import DROPPED
+from tauflow.evaluation.mosaics import CAPTION, Block, Strip, mosaic, shortened, text_width
+from tauflow.evaluation.pictures import samples_figure
+from tauflow.evaluation.store import REAL, Cell, Results, Shown
+from tauflow.train import SHIPPED
+
+SIDE = 28  # pixels of a picture of the fashion model
+SCALE = 3  # by which it is enlarged
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capfd):
+    """Runs sample.py's entry point in this process; returns (exit code or message, what it printed)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*args):
+        with pytest.raises(SystemExit) as stop:
+            tauflow.cli.sample.sample([*map(str, args), "--accelerator=cpu", "--no_progress"])
+        return stop.value.code, capfd.readouterr().out
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def task():
+    return tauflow.load(SHIPPED / "fashion.ckpt").task
+
+
+@pytest.fixture
+def boot(tmp_path):
+    """A validation picture of the shipped model as a file; returns its levels (H, W)."""
+    with np.load(SHIPPED / "pictures.npz") as arrays:
+        levels = arrays["val"][np.flatnonzero(arrays["val_labels"] == 9)[0]]
+    Image.fromarray(levels).save(tmp_path / "boot.png")
+    return levels
+
+
+def drawn(path):
+    return np.array(Image.open(path).convert("RGB"))
+
+
+def places(canvas, picture, scale=SCALE):
+    """Return where (y, x) an enlarged picture (H, W, 3) stands on a canvas, pixel for pixel."""
+    tile = picture.repeat(scale, 0).repeat(scale, 1)
+    height, width = tile.shape[:2]
+    rarity = np.bincount(canvas[..., 0].ravel(), minlength=256)[tile[..., 0]].ravel()
+    shuffled = np.random.default_rng(0).permutation(rarity.size)
+    probes = shuffled[rarity[shuffled].argsort(kind="stable")][:300]
+    down, across = canvas.shape[0] - height + 1, canvas.shape[1] - width + 1
+    y, x = np.divmod(np.arange(down * across), across)
+    for row, column in zip(*np.divmod(probes, width), strict=True):
+        fits = canvas[y + row, x + column, 0] == tile[row, column, 0]
+        y, x = y[fits], x[fits]
+    found = zip(y.tolist(), x.tolist(), strict=True)
+    return [(y, x) for y, x in found if (canvas[y : y + height, x : x + width] == tile).all()]
+
+
+def cells(folder):
+    return [cell for cell in Results.read(folder).cells if cell.factors["sampler"] != REAL]
+
+
+def shown(cell, task):
+    return task.show(torch.tensor(cell.shown.tokens))
+
+
+SMALL = ("--task", "fashion", "--nfe", 2, "--nll_items", 0)
+
+
+def test_a_task_by_name_shows_a_row_for_each_class(call, task, tmp_path):
+    code, printed = call(*SMALL, "--num_samples", 20, "--out", "out")
+    assert code == 0
+    assert "checkpoints/shipped/fashion.ckpt" in printed
+    (cell,) = cells("out")
+    assert sorted(row[0] for row in cell.shown.condition) == sorted([*range(10)] * 2), "classes in turn"
+    canvas = drawn("out/samples.png")
+    rows = {}
+    for (label,), picture in zip(cell.shown.condition, shown(cell, task), strict=True):
+        ((y, x),) = places(canvas, picture)
+        rows.setdefault(y, []).append((label, x))
+    assert [{label for label, _ in rows[y]} for y in sorted(rows)] == [{label} for label in range(10)]
+    assert all(len({x for _, x in row}) == 2 for row in rows.values())
+
+    assert call(*SMALL, "--num_samples", 20)[0] == 0, "without --out"
+    assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == ["evolution.png", "samples.png"]
+    for name in ("samples.png", "evolution.png"):
+        assert (tmp_path / "samples" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+
+
+def test_rows_stand_in_the_order_of_the_classes(task, tmp_path):
+    tokens = torch.randint(256, (4, SIDE * SIDE), generator=torch.Generator().manual_seed(0))
+    shuffled = Shown(tokens.tolist(), [[3], [1], [3], [1]])
+    samples_figure([Cell({"sampler": "euler", "nfe": 2}, shown=shuffled)], task).savefig(tmp_path / "a.png")
+    canvas = drawn(tmp_path / "a.png")
+    tops = [places(canvas, picture)[0][0] for picture in task.show(tokens)]
+    assert tops[1] == tops[3] < tops[0] == tops[2]
+
+
+def test_samplers_and_budgets_are_rows(call, task):
+    grid = ("--sampler", "auto", "euler", "--guidance", 1, 3, "--nfe", 1, 2, "--num_samples", 3)
+    assert call("--task", "fashion", *grid, "--nll_items", 0, "--out", "out")[0] == 0
+    canvas, found = drawn("out/samples.png"), {}
+    for cell in cells("out"):
+        tiles = [places(canvas, picture) for picture in shown(cell, task)]
+        assert all(len(each) == 1 for each in tiles)
+        assert len({y for ((y, _),) in tiles}) == 1, "a cell is a row"
+        found[tiles[0][0][0]] = (cell.factors["nfe"], cell.factors["sampler"], cell.factors["guidance"])
+    assert [found[y] for y in sorted(found)] == [
+        (nfe, sampler, weight)
+        for nfe in (1, 2)
+        for sampler in ("spaced_even", "euler")
+        for weight in (1.0, 3.0)
+    ]
+
+
+def test_weights_of_guidance_are_blocks_of_classes(call, task):
+    assert call(*SMALL, "--guidance", 1, 3, "--num_samples", 20, "--out", "out")[0] == 0
+    canvas = drawn("out/samples.png")
+    left, right = (
+        {x for picture in shown(cell, task) for _, x in places(canvas, picture)} for cell in cells("out")
+    )
+    assert (len(left), len(right)) == (2, 2)
+    assert max(left) < min(right), "the blocks stand beside each other"
+
+
+def test_the_evolution_begins_at_masks_and_ends_at_the_sample(call, task):
+    assert call("--task", "fashion", "--nfe", 3, "--num_samples", 1, "--nll_items", 0, "--out", "out")[0] == 0
+    canvas, (cell,) = drawn("out/evolution.png"), cells("out")
+    ((y, end),) = places(canvas, shown(cell, task)[0])
+    masks = task.show(torch.full((1, SIDE * SIDE), task.num_tokens))[0]
+    ((top, start),) = places(canvas, masks)
+    assert (top, end - start) == (y, 3 * (SIDE * SCALE + 4)), "four states in a line"
+
+
+@pytest.mark.parametrize(
+    ("keep", "rows", "columns"),
+    [
+        ("left", slice(0, 28), slice(0, 14)),
+        ("bottom", slice(14, 28), slice(0, 28)),
+        ("3,5,20,10", slice(5, 10), slice(3, 20)),
+    ],
+)
+def test_completion_keeps_what_is_known(call, task, boot, keep, rows, columns):
+    flags = ("--complete", "boot.png", "--keep", keep, "--sampler", "auto", "tr_cie", "--num_samples", 3)
+    assert call(*SMALL, *flags, "--out", "out")[0] == 0
+    canvas = drawn("out/samples.png")
+    for cell in cells("out"):
+        tokens = torch.tensor(cell.shown.tokens).view(-1, SIDE, SIDE)
+        assert (tokens[:, rows, columns] == torch.from_numpy(boot)[rows, columns]).all()
+        assert len(tokens.unique(dim=0)) == 3, "the rest is drawn"
+        assert cell.shown.condition == [[DROPPED]] * 3, "of any class"
+        assert all(places(canvas, picture) for picture in shown(cell, task))
+    covered = np.full((SIDE, SIDE), task.num_tokens)
+    covered[rows, columns] = boot[rows, columns]
+    pair = np.stack([covered, boot]).reshape(2, -1)
+    assert [len(places(canvas, picture)) for picture in task.show(torch.from_numpy(pair))] == [1, 1]
+
+
+def test_a_completion_is_asked_for_a_class_and_resumes_with_its_picture_only(call, boot, tmp_path):
+    flags = (*SMALL, "--num_samples", 2, "--out", "out", "--complete")
+    assert call(*flags, "boot.png", "--keep", "left", "--condition", "boot")[0] == 0
+    assert cells("out")[0].shown.condition == [[9], [9]]
+    (tmp_path / "boot.png").rename("moved.png")
+    code, printed = call(*flags, "moved.png", "--keep", "left", "--condition", "boot")
+    assert code == 0
+    assert "1 of 1 cells are there already" in printed
+    code, _ = call(*flags, "moved.png", "--keep", "right", "--condition", "boot")
+    assert "other settings (keep: left there, right now)" in code
+    Image.fromarray(boot[::-1].copy()).save("moved.png")
+    code, _ = call(*flags, "moved.png", "--keep", "left", "--condition", "boot")
+    assert "other settings (complete_sha256: " in code
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--complete", "boot.png"), "--complete needs --keep, the part of the picture that is known"),
+        (("--keep", "left"), "--keep needs --complete PATH, the picture to complete"),
+        (
+            ("--complete", "boot.png", "--keep", "left", "--prompt", "1"),
+            "give --prompt or --complete, not both",
+        ),
+        (("--complete", "boot.png", "--keep", "left", "--infill", "_"), "give --infill or --complete"),
+        (("--complete", "boot.png", "--keep", "middle"), "keep left, right, top, bottom, or x0,y0,x1,y1"),
+        (("--complete", "boot.png", "--keep", "0,0,29,28"), "within 28 x 28 pixels, got '0,0,29,28'"),
+        (("--complete", "missing.png", "--keep", "left"), "there is no picture missing.png"),
+        (("--complete", ROOT / "README.md", "--keep", "left"), "README.md is damaged, or not one of BMP"),
+        (("--complete", "small.png", "--keep", "left"), "small.png has 8 x 8 pixels and is not enlarged"),
+        (("--task", "fashio"), "no shipped model 'fashio'; there are countdown_masked, countdown_uniform, "),
+        (("--task", "../shipped/fashion"), "no shipped model '../shipped/fashion'"),
+        (("--task", "fashion", "--ckpt", "best.ckpt"), "give --task, a shipped model, or --ckpt"),
+        (
+            ("--task", "countdown", "--complete", "boot.png", "--keep", "left"),
+            "Countdown has no pictures to complete; drop --complete",
+        ),
+        (("--nll_items", -1), "nll_items"),
+    ],
+)
+def test_requests_that_are_refused(call, boot, tmp_path, words, message):
+    Image.new("L", (8, 8)).save("small.png")
+    before = sorted(tmp_path.iterdir())
+    code, _ = call(*(words if "--task" in words else ("--task", "fashion", *words)))
+    assert isinstance(code, str)
+    assert message in code
+    assert "\n" not in code
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_folder_for_pictures_that_cannot_be_written(call, tmp_path):
+    (tmp_path / "samples").write_text("")
+    code, _ = call(*SMALL)
+    assert "cannot write to samples" in code
+    assert "give --out DIR" in code
+
+
+def test_countdown_by_name_writes_no_pictures(call, tmp_path):
+    code, printed = call("--task", "countdown", "--nfe", 2, "--num_samples", 2)
+    assert code == 0
+    assert "countdown_masked.ckpt" in printed
+    assert not list(tmp_path.iterdir())
+    assert "countdown_uniform.ckpt" in call("--task", "countdown_uniform", "--nfe", 1, "--num_samples", 1)[1]
+
+
+@pytest.mark.parametrize(("side", "scale"), [(4, 18), (16, 5), (32, 3), (72, 1), (100, 1)])
+def test_small_pictures_are_enlarged(tmp_path, side, scale):
+    rng = np.random.default_rng(0)
+    pictures = rng.integers(0, 256, (3, side, side, 3), dtype=np.uint8)
+    figure = mosaic([Block([Strip(pictures, "label", ["one", "two", "a long caption"])], "a title")])
+    figure.savefig(tmp_path / "a.png", dpi="figure")
+    canvas = drawn(tmp_path / "a.png")
+    found = [places(canvas, picture, scale) for picture in pictures]
+    assert [len(each) for each in found] == [1, 1, 1]
+    assert len({y for ((y, _),) in found}) == 1
+
+
+def test_texts_fit(tmp_path):
+    """A caption is cut to the width of its picture; long labels and titles widen the figure."""
+    long = "word " * 30
+    assert text_width(shortened(long, CAPTION, 84), CAPTION) <= 84
+    assert shortened("boot", CAPTION, 84) == "boot"
+    pictures = np.zeros((1, 8, 8, 3), np.uint8)
+    plain, titled, labelled = (
+        mosaic([Block([Strip(pictures, label)], title)]).get_size_inches()[0] * 100
+        for title, label in (("", ""), (long, ""), ("", long))
+    )
+    assert titled > text_width(long, 11.0) > plain
+    assert labelled > text_width(long, 9.0) + 72
