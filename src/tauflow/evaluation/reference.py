@@ -50,7 +50,7 @@ def _conditions(items: Sequence[Item]) -> Tensor:
 def _measured_items(task: Task, numbers: Sequence[int]) -> dict[str, Measured]:
     metrics = task.sample_metrics()
     for metric in metrics.values():
-        metric.sync_on_compute = False  # every rank looks at all of them
+        metric.distributed_available_fn = lambda: False  # every rank looks at all of them
     update(metrics, *real_items(task, numbers))
     return measured(metrics)
 

@@ -18,8 +18,9 @@ from tauflow.studies.paired import difference
 from tauflow.train import Trained
 
 CLAIM = (
-    'The paper (fig:fid, without numbers): TR-CIE is "generally best, especially at small NFE". Here it is '
-    "compared with the best of the paper's other samplers at the same budget. Below 0 it is better; yes and "
+    'The paper (fig:fid, without numbers): "Our method generally outperforms the baselines, especially when '
+    'NFE is small." Here TR-CIE is compared with the best of these baselines at the same budget. Below 0 it '
+    "is better; yes and "
     "no are beyond two standard errors of the difference, which is paired where real items are measured.\n"
 )
 COLUMNS = ("schedule", "NFE", "best of the others", "TR-CIE less it", "TR-CIE best?", "ours less TR-CIE")

@@ -1,18 +1,13 @@
 """Blocks: documents as tokens, each ended by EOS, packed into rows of equal length; cached as Arrow files.
 
 A cache lies in `<root>/<key>/` with train.arrow and val.arrow; the key is a digest of the corpus, the
-tokenizer, the length and the split. It is built in a folder of its own and renamed when it is complete: an
-interrupted build leaves nothing that is taken for a cache, and of two builders at once the second finds the
-first one's and drops its own.
+tokenizer, the length and the split.
 
 Shapes: N blocks, D tokens of a block.
 """
 
-import hashlib
 import itertools
 import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +17,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from tauflow.errors import SettingsError, WriteError
+from tauflow.errors import SettingsError
 from tauflow.seeds import seed_of
+from tauflow.tasks.caches import building, key_of, tracked
 from tauflow.tasks.items import Item
 from tauflow.tasks.text.corpus import Corpus, in_validation
 from tauflow.tasks.text.faults import first_line
@@ -68,10 +64,11 @@ def cached_blocks(
 ) -> tuple["datasets.Dataset", "datasets.Dataset"]:
     """Return the blocks of the training and validation documents, memory-mapped; build them if needed."""
     tokenizer = vocabulary.tokenizer.to_str()
-    facts = (VERSION, corpus.digest(), tokenizer, split.length, split.val_share, split.seed)
-    folder = Path(root) / hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
+    key = key_of(VERSION, corpus.digest(), tokenizer, split.length, split.val_share, split.seed)
+    folder = Path(root) / key
     if not folder.exists():
-        _build(folder, corpus, vocabulary, split, progress)
+        with building(folder, "the blocks of the corpus") as new:
+            _build(new, corpus, vocabulary, split, progress)
     try:
         train, val = (_opened(folder / f"{name}.arrow", split.length) for name in ("train", "val"))
     except Exception as error:  # pyarrow raises many kinds
@@ -101,29 +98,7 @@ def _features(length: int) -> "datasets.Features":
     return Features({"tokens": Sequence(Value("int32"), length=length)})
 
 
-def _build(folder: Path, corpus: Corpus, vocabulary: Vocabulary, split: Split, progress: bool) -> None:
-    import pyarrow
-
-    new = None
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building."))
-        _write(new, corpus, vocabulary, split, progress)
-        _rename(new, folder)
-    except (OSError, pyarrow.ArrowException) as error:
-        written = sum(file.stat().st_size for file in new.iterdir()) if new and new.is_dir() else 0
-        raise WriteError(
-            f"cannot write the blocks of the corpus to {folder.parent} ({first_line(error)}) after "
-            f"{written / 1e6:.1f} MB; free space, or choose another folder with --data.cache; nothing "
-            "half-written is left",
-            getattr(error, "errno", None),
-        ) from None
-    finally:
-        if new:
-            shutil.rmtree(new, ignore_errors=True)
-
-
-def _write(new: Path, corpus: Corpus, vocabulary: Vocabulary, split: Split, progress: bool) -> None:
+def _build(new: Path, corpus: Corpus, vocabulary: Vocabulary, split: Split, progress: bool) -> None:
     from datasets.arrow_writer import ArrowWriter
 
     counts = {}
@@ -131,21 +106,13 @@ def _write(new: Path, corpus: Corpus, vocabulary: Vocabulary, split: Split, prog
         chosen = (text for text in corpus.documents() if split.validates(text) == (name == "val"))
         counts[name] = 0
         with ArrowWriter(path=str(new / f"{name}.arrow"), features=_features(split.length)) as writer:
-            for rows in pack(_track(chosen, f"tokenising {name}", progress), vocabulary, split.length):
+            for rows in pack(tracked(chosen, f"tokenising {name}", progress), vocabulary, split.length):
                 writer.write_batch({"tokens": list(rows)})
                 counts[name] += len(rows)
             writer.finalize()
         with open(new / f"{name}.arrow", "rb") as file:
             os.fsync(file.fileno())
     refuse_small(counts["train"], counts["val"], split)
-
-
-def _rename(new: Path, folder: Path) -> None:
-    try:
-        os.rename(new, folder)
-    except OSError:
-        if not folder.is_dir():
-            raise  # else another process was faster
 
 
 def refuse_small(train: int, val: int, split: Split) -> None:
@@ -215,13 +182,3 @@ class InMemory:
 
     def __getitem__(self, rows: list[int]) -> dict[str, np.ndarray]:
         return {name: column[rows] for name, column in self.columns.items()}
-
-
-def _track(documents: Iterable[str], description: str, progress: bool) -> Iterable[str]:
-    if not progress:
-        return documents
-    from rich import get_console
-    from rich.progress import track
-
-    hidden = not get_console().is_terminal
-    return track(documents, description=description, transient=True, disable=hidden)

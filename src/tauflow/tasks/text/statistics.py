@@ -8,7 +8,7 @@ import numpy as np
 
 from tauflow import files
 from tauflow.errors import SettingsError
-from tauflow.tasks.text import arrays
+from tauflow.tasks import npz
 from tauflow.tasks.text.faults import first_line
 from tauflow.tasks.text.ngrams import KneserNey
 
@@ -47,7 +47,7 @@ class TextStatistics:
     def load(cls, path: Path, num_tokens: int, length: int) -> "TextStatistics":
         """Read a file that is not trusted; raise SettingsError if it is damaged, or of another model."""
         try:
-            saved = arrays.read(path)
+            saved = npz.read(path)
             own = {name: saved[name] for name in ("unigrams", "grams", "validation")}
             found = cls(**own, ngrams=KneserNey.from_arrays(saved))
             found._refuse_unfit(num_tokens, length)

@@ -1,10 +1,10 @@
 """Tokenizers that are made from a corpus, each cached as a tokenizer.json named by what it was made from."""
 
-import hashlib
 from pathlib import Path
 
 from tauflow import files
 from tauflow.errors import SettingsError
+from tauflow.tasks.caches import key_of
 from tauflow.tasks.text.blocks import Split
 from tauflow.tasks.text.corpus import Corpus
 from tauflow.tasks.text.faults import first_line
@@ -13,8 +13,8 @@ from tauflow.tasks.text.vocabulary import byte_level_bpe, characters, vocabulary
 
 def cached_tokenizer(root: str | Path, kind: str, size: int, corpus: Corpus, split: Split) -> str:
     """Return the tokenizer.json of kind `bpe`, with `size` tokens, or `characters`; make it if needed."""
-    facts = (corpus.digest(), kind, size, split.val_share, split.seed)
-    path = Path(root) / f"tokenizer-{hashlib.sha256(repr(facts).encode()).hexdigest()[:24]}.json"
+    key = key_of(corpus.digest(), kind, size, split.val_share, split.seed)
+    path = Path(root) / f"tokenizer-{key}.json"
     if not path.exists():
         files.write(path, _made(kind, size, corpus, split))
     try:

@@ -1,3 +1,0 @@
-"""Arrays in an .npz file that is not trusted."""
-
-from tauflow.tasks.npz import read as read
