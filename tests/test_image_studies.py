@@ -214,7 +214,7 @@ def test_the_verdict_is_by_paired_errors():
     items["spaced"] = [0.9, 10.91, 20.9]
     kids = {"euler": (2.0, 0.3), "tweedie": (1.0, 0.3), "tr_cie": (0.5, 0.4), "spaced": (0.1, 0.1)}
     text = STUDIES["image_schedules"].findings(made(items, kids))["Is TR-CIE best? (masked)"]
-    assert "generally best, especially at small NFE" in text
+    assert "generally outperforms the baselines" in text
     assert "| linear | 8 | euler | 0.1000 ± 0.0058 | no | spaced: -0.1967 ± 0.0088 |" in text
     assert "| linear | 8 | tweedie | -0.5000 ± 0.5000 | within noise | spaced: -0.4000 ± 0.4123 |" in text
     text = STUDIES["image_schedules"].findings(made({}, kids | {"tr_cie": (-1.0, 0.4)}))[
@@ -228,8 +228,19 @@ def test_verdicts_without_numbers():
     items = {"euler": [1.0, 2.0], "tr_cie": [inf, 2.0]}
     text = STUDIES["image_schedules"].findings(made(items, {}))["Is TR-CIE best? (masked)"]
     assert "| linear | 8 | euler | inf | no |  |" in text
-    assert verdict(None) == verdict(Measured(float("nan"))) == "unknown"
-    assert verdict(Measured(-1.0, float("nan"))) == "within noise", "one item says nothing of noise"
+    assert verdict([None]) == verdict([Measured(float("nan"))]) == "unknown"
+    assert verdict([Measured(-1.0, float("nan"))]) == "within noise", "one item says nothing of noise"
+
+
+def test_a_verdict_is_on_all_rivals():
+    clear, faint = Measured(-1.0, 0.1), Measured(-0.1, 0.1)
+    assert verdict([clear, clear]) == "yes"
+    assert verdict([clear, faint]) == "within noise", "not below each of them"
+    assert verdict([clear, Measured(0.22, 0.1)]) == "within noise", "the best of several is lower by chance"
+    assert verdict([clear, Measured(0.26, 0.1)]) == "no"
+
+
+def test_there_is_no_verdict_without_tr_cie():
     assert STUDIES["image_schedules"].findings(made({"euler": [1.0, 2.0]}, {})) == {}
 
 

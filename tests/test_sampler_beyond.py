@@ -25,7 +25,7 @@ from tauflow.samplers.draws import toss
 from tauflow.samplers.leap import Rule, Term, leap
 from tauflow.samplers.reveal import Reveal
 from tauflow.samplers.spacing import farthest_ranks, shifted, spaced_ranks
-from tauflow.samplers.walks import hilbert, walk_of
+from tauflow.samplers.walks import RASTER, hilbert, walk_of
 from tauflow.theory import orders
 from tauflow.theory.countdown import posterior, violations
 from tauflow.theory.laws import EnumerableLaw
@@ -504,7 +504,7 @@ def test_systematic_coins_have_exact_marginals_and_lie_apart(chance):
     movable = torch.ones(n, length, dtype=torch.bool)
     movable[: n // 2, 3:6] = False
     chosen = torch.zeros(n * length, dtype=torch.bool)
-    chosen[toss(movable, chance, "systematic", torch.Generator().manual_seed(0))] = True
+    chosen[toss(movable, chance, "systematic", torch.Generator().manual_seed(0), RASTER)] = True
     chosen = chosen.view(n, length)
     assert not chosen[~movable].any()
     for rows, free in ((chosen[: n // 2], 9), (chosen[n // 2 :], 12)):
@@ -578,19 +578,17 @@ def test_an_even_step_on_a_grid_lies_apart_in_two_dimensions():
         assert far > 1.1 * random / len(step)
 
 
-def test_an_even_order_on_a_grid_begins_far_from_what_is_known():
-    """The left half of 8 x 8 cells is given: the first cell lies in the middle of the rest, and the ranks of
-    all free cells are those of a permutation; known cells come last."""
-    known = torch.zeros(8, 8, dtype=torch.bool)
-    known[:, :4] = True
-    noise = torch.rand(3, 64, generator=torch.Generator().manual_seed(0))
-    ranks = farthest_ranks((8, 8), known.flatten().expand(3, 64), noise)
-    assert torch.equal(ranks[:, ~known.flatten()].sort(1).values, torch.arange(32).expand(3, 32))
-    assert set((ranks.argmin(1) % 8).tolist()) <= {5, 6}
-    assert (ranks[:, known.flatten()] >= 32).all()
-    assert len({tuple(row.tolist()) for row in ranks}) == 3, (
-        "noise decides between cells that are equally far"
-    )
+@pytest.mark.parametrize("grid", [(16, 16), (28, 28), (7, 9), (4, 4, 4)])
+def test_greedy_ranks_are_a_permutation_with_every_cell_far_from_those_before(grid):
+    """The first k ranks: never nearer than half of the spacing of k cells spread evenly, at any size."""
+    ranks = farthest_ranks(grid)
+    size = math.prod(grid)
+    assert torch.equal(ranks.sort().values, torch.arange(size))
+    cells = torch.tensor(list(itertools.product(*(range(side) for side in grid))))[ranks.argsort()]
+    apart = (cells[:, None] - cells).abs()
+    apart = torch.minimum(apart, torch.tensor(grid) - apart).double().norm(dim=-1).fill_diagonal_(math.inf)
+    for k in range(2, size // 2):
+        assert apart[:k, :k].min() >= 0.5 * (size / k) ** (1 / len(grid)) - 1e-9, k
 
 
 @pytest.mark.parametrize("spec", ["spaced", "spaced_even"])

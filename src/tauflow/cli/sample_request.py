@@ -85,6 +85,10 @@ def refuse_unfit(arguments: argparse.Namespace) -> None:
         raise SettingsError("--complete needs --keep, the part of the picture that is known, such as left")
     if arguments.keep and not arguments.complete:
         raise SettingsError("--keep needs --complete PATH, the picture to complete")
+    if arguments.complete and arguments.guidance and not (arguments.condition or arguments.unconditional):
+        raise SettingsError(
+            "--guidance of a completion needs --condition, what to guide to; its class is open"
+        )
     if arguments.task and arguments.ckpt:
         raise SettingsError("give --task, a shipped model, or --ckpt, a checkpoint of your own, not both")
     if arguments.unconditional and not arguments.guidance:

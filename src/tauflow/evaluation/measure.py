@@ -241,7 +241,7 @@ def scales(task: Task) -> dict[str, Scale]:
     metrics: dict[str, Any] = dict(task.sample_metrics().items())
     names = sorted(metrics, key=lambda name: name != task.headline)
     return {
-        name: Scale(bool(metrics[name].higher_is_better), bool(getattr(metrics[name], "logarithmic", True)))
+        name: Scale(metrics[name].higher_is_better, bool(getattr(metrics[name], "logarithmic", True)))
         for name in names
     }
 

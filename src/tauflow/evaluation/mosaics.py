@@ -30,6 +30,11 @@ class Strip:
     label: str = ""
     captions: Sequence[str] = ()
 
+    @property
+    def scale(self) -> int:
+        """Return the whole number by which small pictures are enlarged."""
+        return max(1, -(-TILE // max(self.pictures.shape[1:3])))
+
 
 @dataclass(frozen=True)
 class Block:
@@ -42,18 +47,17 @@ class Block:
 def mosaic(blocks: Sequence[Block], across: int = 1) -> Figure:
     """Draw blocks, `across` of them beside each other; those on the right have no labels of their own."""
     strips = [strip for block in blocks for strip in block.strips]
-    first = strips[0].pictures
-    scale = max(1, -(-TILE // max(first.shape[1:3])))
-    height, width = (scale * side for side in first.shape[1:3])
-    most = max(len(strip.pictures) for strip in strips)
     labels = max(text_width(strip.label, LABEL) for strip in strips)
     labels += 2 * GAP if labels else 0
     titles = max(text_width(block.title, TITLE) for block in blocks)
-    column = max(most * (width + GAP) - GAP, titles - (labels if across == 1 else 0)) + MARGIN
+    widest = max(
+        len(strip.pictures) * (strip.scale * strip.pictures.shape[2] + GAP) - GAP for strip in strips
+    )
+    column = max(widest, titles - (labels if across == 1 else 0)) + MARGIN
     lines = [blocks[number : number + across] for number in range(0, len(blocks), across)]
-    heights = [max(_height(block, height) for block in line) + MARGIN for line in lines]
+    heights = [max(_height(block) for block in line) + MARGIN for line in lines]
     size = (MARGIN + sum(heights), MARGIN + labels + column * min(across, len(blocks)))
-    canvas = Canvas(np.full((*size, 3), 255, np.uint8), scale)
+    canvas = Canvas(np.full((*size, 3), 255, np.uint8))
     y = MARGIN
     for line, below in zip(lines, heights, strict=True):
         for number, block in enumerate(line):
@@ -62,9 +66,10 @@ def mosaic(blocks: Sequence[Block], across: int = 1) -> Figure:
     return canvas.figure()
 
 
-def _height(block: Block, tile: int) -> int:
+def _height(block: Block) -> int:
     captions = sum(LINE for strip in block.strips if strip.captions)
-    return (LINE + GAP if block.title else 0) + captions + len(block.strips) * (tile + GAP) - GAP
+    tiles = sum(strip.scale * strip.pictures.shape[1] + GAP for strip in block.strips)
+    return (LINE + GAP if block.title else 0) + captions + tiles - GAP
 
 
 def text_width(text: str, points: float) -> int:
@@ -87,9 +92,8 @@ def shortened(text: str, points: float, width: int) -> str:
 class Canvas:
     """Pixels, and texts that will be written over them."""
 
-    def __init__(self, pixels: np.ndarray, scale: int):
+    def __init__(self, pixels: np.ndarray):
         self.pixels = pixels
-        self.scale = scale
         self.texts: list[tuple[float, float, str, dict[str, object]]] = []
 
     def draw(self, block: Block, x: int, y: int, labels: int) -> None:
@@ -100,14 +104,14 @@ class Canvas:
         for strip in block.strips:
             y += LINE if strip.captions else 0
             for number, picture in enumerate(strip.pictures):
-                tile = picture.repeat(self.scale, 0).repeat(self.scale, 1)
+                tile = picture.repeat(strip.scale, 0).repeat(strip.scale, 1)
                 height, width = tile.shape[:2]
                 left = x + number * (width + GAP)
                 self.pixels[y : y + height, left : left + width] = tile
                 if strip.captions:
                     caption = shortened(strip.captions[number], CAPTION, width)
                     self._write(left + width / 2, y - LINE, caption, fontsize=CAPTION, ha="center")
-            height = self.scale * strip.pictures.shape[1]
+            height = strip.scale * strip.pictures.shape[1]
             if labels:
                 self._write(x - 2 * GAP, y + height / 2, strip.label, fontsize=LABEL, ha="right", va="center")
             y += height + GAP

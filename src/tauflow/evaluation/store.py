@@ -34,13 +34,13 @@ Number = float | Literal["inf", "-inf"] | None  # as JSON holds it
 HEAD: dict[str, Any] = {
     "name": str,
     "settings": dict[str, object],
-    "scales": dict[str, dict[str, bool]],
+    "scales": dict[str, dict[str, bool | None]],
     "notes": list[str],
     "commands": list[str],
     "versions": dict[str, str],
     "cells": list[dict[str, object]],
 }
-SCALE: dict[str, Any] = {"higher_is_better": bool, "logarithmic": bool}
+SCALE: dict[str, Any] = {"higher_is_better": bool | None, "logarithmic": bool}
 CELL: dict[str, Any] = {
     "factors": dict[str, Factor],
     "records": list[list[object]],
@@ -86,7 +86,7 @@ class Record:
 class Scale:
     """How the numbers of a metric are read."""
 
-    higher_is_better: bool = False
+    higher_is_better: bool | None = False  # None: near that of real data
     logarithmic: bool = True
 
 

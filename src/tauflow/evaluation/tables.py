@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tauflow.errors import TauflowError, printable
-from tauflow.evaluation.store import NUMBERS, REAL, Measured, Results
+from tauflow.evaluation.store import NUMBERS, REAL, Measured, Results, Scale
 from tauflow.evaluation.views import Frame, View, cell_name
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def _side_by_side(frame: Frame, panel: str, x: float, metrics: list[str], emphas
         [row, *(_cell(frame, panel, row, x, metric, emphasis) for metric in metrics)]
         for row in samplers_first(rows)
     ]
-    arrows = {"higher": "↑", "lower": "↓"}
+    arrows = {"higher": "↑", "lower": "↓", "near real data": "≈"}
     header = ["sampler", *(f"{metric} {arrows[direction(frame, metric)]}" for metric in metrics)]
     title = f"{frame.view.x_name} {x:g}, ± standard error over samples"
     return Table(f"{panel}: {title}" if panel else title, header, lines)
@@ -195,9 +195,9 @@ def samplers_first(rows: Iterable[str]) -> list[str]:
 
 
 def direction(frame: Frame, metric: str) -> str:
-    """Return which values of a metric are better: higher or lower ones."""
-    scale = frame.results.scales.get(metric)
-    return "higher" if scale and scale.higher_is_better else "lower"
+    """Return which values of a metric are better: higher or lower ones, or those near real data's."""
+    scale = frame.results.scales.get(metric) or Scale()
+    return {True: "higher", False: "lower", None: "near real data"}[scale.higher_is_better]
 
 
 def _cell(frame: Frame, panel: str, row: str, x: float, metric: str, emphasis: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 
 from tauflow.errors import TauflowError
-from tauflow.evaluation.store import REAL, Factor, Factors, Measured, Results
+from tauflow.evaluation.store import REAL, Factor, Factors, Measured, Results, Scale
 from tauflow.samplers.spec import spec_name
 
 WORDS = {
@@ -163,6 +163,9 @@ class Frame:
 
     def best(self, panel: str, x: float, metric: str) -> list[str]:
         """Return the rows with the best value at an x; none if all are equal, and never real data."""
+        scale = self.results.scales.get(metric) or Scale()
+        if scale.higher_is_better is None:
+            return []
         values = {}
         for row in self.rows(panel, metric):
             measured = self.measured(panel, row, x, metric)
@@ -170,6 +173,5 @@ class Frame:
                 values[row] = measured.value
         if not values or (len(values) > 1 and len(set(values.values())) == 1):
             return []
-        scale = self.results.scales.get(metric)
-        best = (max if scale and scale.higher_is_better else min)(values.values())
+        best = (max if scale.higher_is_better else min)(values.values())
         return [row for row, value in values.items() if value == best]

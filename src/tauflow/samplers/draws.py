@@ -13,7 +13,7 @@ from torch import Tensor
 from tauflow.denoise import Evaluation
 from tauflow.devices import precise
 from tauflow.errors import SamplingError
-from tauflow.samplers.walks import RASTER, Walk
+from tauflow.samplers.walks import Walk
 
 CoinName = Literal["independent", "systematic"]
 CHUNK = 2**19  # entries of a chunk of rows: a few megabytes of work space
@@ -79,9 +79,7 @@ def draw(
     return torch.cat(parts) if parts else places
 
 
-def toss(
-    movable: Tensor, chance: float, coins: CoinName, generator: torch.Generator, walk: Walk = RASTER
-) -> Tensor:
+def toss(movable: Tensor, chance: float, coins: CoinName, generator: torch.Generator, walk: Walk) -> Tensor:
     """Choose places (R,) of movable (B, D) coordinates, each with the probability `chance`.
 
     `systematic`: one uniform U for each sequence, and the j-th movable coordinate along the walk is chosen

@@ -29,6 +29,7 @@ from tauflow.errors import SamplingError
 from tauflow.process import Process
 from tauflow.samplers.base import Visit
 from tauflow.samplers.draws import DRAWN, CoinName, Drawing, chunks, toss, uniforms
+from tauflow.samplers.walks import RASTER
 
 JumpName = Literal["exponential", "one_event"]
 MOST_EVENTS = 2**40  # in a chunk of rows
@@ -96,7 +97,8 @@ def leap(
 ) -> Jumps:
     """Leap once from x: coin first, rows of candidates only; or literally, where the rule says dense.
 
-    `places` are candidates for which the coins were tossed before.
+    `places` are candidates for which the coins were tossed before; where systematic coins should go along a
+    walk through a grid, toss them so.
     """
     if rule.dense:
         return leap_dense(process, terms, x, movable, rule, generator)
@@ -104,7 +106,7 @@ def leap(
     candidate = candidacy(process, [term.coefficient for term in terms], rule)
     count = int(movable.sum())
     if places is None:
-        places = toss(movable, candidate, rule.coins, generator)
+        places = toss(movable, candidate, rule.coins, generator, RASTER)
     result = x.clone().flatten()
     moved = clamped = channels = 0
     several: Tensor | float = 0.0

@@ -7,8 +7,8 @@ of the order from its rows.
                         masked and a = 1 - kappa, the next one is revealed at a <- u^(1/j) a, u uniform
               spaced    neighbours far apart (spacing.py), shifted round by a random offset of each sequence
               even      anew in every step: every (M / k_n)-th of the M coordinates that are still masked,
-                        from a random offset on; on a grid always the cell farthest from all that are known
-                        (spacing.py)
+                        from a random offset on; on a grid always the cell farthest from all that came
+                        before (spacing.py), shifted as `spaced` is
               learned   the order that came with the model (tauflow.learn_order)
     counts    equal     k_n = floor((n + 1) F / N) - floor(n F / N)
               power     increments of round(F (n / N)^power), at least 1 each: few tokens at first
@@ -129,7 +129,7 @@ class Reveal(Sampler[RevealPlan, RevealState]):
     ) -> RevealState:
         movable = problem.movable(x_0).cpu()
         batch, length = x_0.shape
-        keys = drawn_keys(self.order, problem, movable, generator)
+        keys = drawn_keys(self.order, problem, batch, generator)
         order = (keys + length * ~movable).argsort(1).argsort(1)  # free coordinates first
         free = movable.sum(1)
         times = drawn_times(self.order, problem.process, free, length, generator)

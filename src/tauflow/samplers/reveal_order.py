@@ -12,7 +12,7 @@ from tauflow.denoise import Evaluation, Model
 from tauflow.process import Process
 from tauflow.samplers.base import Problem
 from tauflow.samplers.draws import chunks, places_of, uniforms
-from tauflow.samplers.spacing import evenly_ranks, farthest_ranks, is_grid, shifted, spaced_ranks
+from tauflow.samplers.spacing import farthest_ranks, is_grid, shifted, spaced_ranks
 
 OrderName = Literal["random", "spaced", "even", "learned"]
 CPU = torch.device("cpu")
@@ -33,39 +33,35 @@ def needs_masks(model: Model, order: OrderName) -> str:
     return ""
 
 
-def drawn_keys(order: OrderName, problem: Problem, movable: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw keys (B, D) of coordinates of which some are movable (B, D): the lowest are revealed first."""
-    batch, length = movable.shape
+def drawn_keys(order: OrderName, problem: Problem, batch: int, generator: torch.Generator) -> Tensor:
+    """Draw keys (B, D) or (1, D): coordinates are revealed from the lowest on."""
+    length = torch.Size(problem.shape).numel()
     if order == "random":
         return uniforms(batch * length, generator, CPU).view(batch, length)
     if order == "learned" and problem.order is not None:
         return problem.order.expand(batch, length)
     if order == "spaced" or is_grid(problem.shape):
-        return _keys_on_grid(order, problem, movable, generator)
+        return _keys_on_grid(order, problem, batch, generator)
     return torch.arange(length).expand(batch, length)
 
 
-def _keys_on_grid(order: OrderName, problem: Problem, movable: Tensor, generator: torch.Generator) -> Tensor:
+def _keys_on_grid(order: OrderName, problem: Problem, batch: int, generator: torch.Generator) -> Tensor:
     """Draw keys (B, D): of space, or of pixels, whose channels have one order or each its own."""
-    shape, batch = problem.shape, len(movable)
+    shape = problem.shape
     if problem.channels is None:
-        return _ranks(order, shape, movable, generator)
+        return _ranks(order, shape, batch, generator)
     grid, count = shape[:-1], shape[-1]
-    free = movable.view(batch, -1, count)  # (B, pixels, channels)
     if problem.channels == "together":
-        ranks = _ranks(order, grid, free.any(2), generator)[:, :, None]
+        ranks = _ranks(order, grid, batch, generator)[:, :, None]  # (B, pixels, 1)
     else:
-        of_channels = free.transpose(1, 2).flatten(0, 1)  # (B * channels, pixels)
-        ranks = _ranks(order, grid, of_channels, generator).view(batch, count, -1).transpose(1, 2)
+        ranks = _ranks(order, grid, batch * count, generator).view(batch, count, -1).transpose(1, 2)
     return (count * ranks + torch.arange(count)).flatten(1)
 
 
-def _ranks(order: OrderName, grid: tuple[int, ...], free: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw ranks (B, cells) of grids with free cells: an order moved round, or begun from what is known."""
-    if order == "even" and not free.all():
-        return farthest_ranks(grid, ~free, uniforms(free.numel(), generator, CPU).view_as(free))
-    shift = uniforms(len(free) * len(grid), generator, CPU).view(len(free), -1)
-    ranks = spaced_ranks(grid) if order == "spaced" else evenly_ranks(grid)
+def _ranks(order: OrderName, grid: tuple[int, ...], batch: int, generator: torch.Generator) -> Tensor:
+    """Draw a shift for each sequence, and return the ranks (B, cells) of a grid that is moved round by it."""
+    ranks = spaced_ranks(grid) if order == "spaced" else farthest_ranks(grid)
+    shift = uniforms(batch * len(grid), generator, CPU).view(batch, -1)
     return shifted(ranks, grid, (shift * torch.tensor(grid)).long())
 
 

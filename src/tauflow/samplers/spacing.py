@@ -6,15 +6,13 @@ the row, so that the first half of the ranks is a checkerboard, the first quarte
 second row, and so on. A size that is no power of two is 2^a m, m odd: a bits are those of the position, the
 others those of its share of m in binary.
 
-The other order of a grid is greedy: next comes the cell that is farthest from all that came before it, or are
-known, round the edges of the grid; among equals the one with the higher noise. It is as even at every size,
-and begins from what a prompt gives.
+The other order of a grid is greedy: next comes the cell that is farthest from all that came before it, round
+the edges of the grid. It is as even at sizes that are no powers of two.
 
 Shapes: B sequences, D coordinates, A axes.
 """
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -56,48 +54,30 @@ def is_grid(shape: tuple[int, ...]) -> bool:
 
 
 @lru_cache(maxsize=16)
-def evenly_ranks(geometry: tuple[int, ...]) -> Tensor:
-    """Return the greedy ranks (D,) of the cells of an empty grid, with noise of a fixed seed."""
-    size = math.prod(geometry)
-    noise = torch.rand(1, size, generator=torch.Generator().manual_seed(0))
-    return farthest_ranks(geometry, torch.zeros(1, size, dtype=torch.bool), noise)[0]
+def farthest_ranks(geometry: tuple[int, ...]) -> Tensor:
+    """Return greedy ranks (D,) of the cells of a grid: next is the one farthest from all before it.
 
-
-def farthest_ranks(geometry: tuple[int, ...], known: Tensor, noise: Tensor) -> Tensor:
-    """Return greedy ranks (B, D) of the cells of grids; those that are known (B, D) come last.
-
-    Noise (B, D) in [0, 1) decides between cells that are equally far.
+    Distances go round the edges; noise of a fixed seed decides between cells that are equally far. D^2
+    operations, once for a grid: 0.4 s for 64 x 64 cells.
     """
-    rows = torch.arange(len(known))
-    apart = _squares(geometry)
-    far = float(sum(size * size for size in geometry))
-    near = torch.full(known.shape, far)  # squared distance to the nearest cell that is taken
-    taken = known.clone()
-    for cell in known.any(0).nonzero().flatten().tolist():
-        near = torch.where(known[:, cell, None], torch.minimum(near, apart(torch.tensor([cell]))), near)
-    ranks = torch.full(known.shape, known.shape[1])
-    for rank in range(int((~known).sum(1).max())):
-        wanted = (near + noise / 2).masked_fill(taken, -1)
-        best = wanted.argmax(1)
-        open_still = ~taken[rows, best]
-        ranks[rows[open_still], best[open_still]] = rank
-        taken[rows, best] = True
-        near = torch.minimum(near, apart(best))
+    size = math.prod(geometry)
+    tables = [_squares(side) for side in geometry]
+    noise = torch.rand(size, generator=torch.Generator().manual_seed(0)) / 2
+    near = torch.full((size,), float(sum(side * side for side in geometry)))  # squared distance to what came
+    ranks = torch.zeros(size, dtype=torch.long)
+    for rank in range(size):
+        cell = int((near + noise).argmax())
+        ranks[cell] = rank
+        apart = torch.zeros(1)
+        for axis, table in enumerate(tables):
+            place = cell // math.prod(geometry[axis + 1 :]) % geometry[axis]
+            apart = (apart[:, None] + table[place]).flatten()
+        near = torch.minimum(near, apart)
+        near[cell] = -1.0
     return ranks
 
 
-def _squares(geometry: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-    """Return a function that gives squared distances (B, D) round a grid from cells (B,)."""
-    tables = []
-    for size in geometry:
-        steps = (torch.arange(size)[:, None] - torch.arange(size)).abs()
-        tables.append(torch.minimum(steps, size - steps).square().float())
-
-    def squares(cells: Tensor) -> Tensor:
-        total = torch.zeros(len(cells), 1)
-        for axis, size in enumerate(geometry):
-            place = cells // math.prod(geometry[axis + 1 :]) % size
-            total = (total[:, :, None] + tables[axis][place][:, None]).flatten(1)
-        return total
-
-    return squares
+def _squares(size: int) -> Tensor:
+    """Return squared distances (size, size) round an axis."""
+    steps = (torch.arange(size)[:, None] - torch.arange(size)).abs()
+    return torch.minimum(steps, size - steps).square().float()

@@ -91,7 +91,8 @@ class OnModels(Study):
             task.setup("validate")
         if len(self.settings.seeds) * self.settings.samples > len(task.val_data):
             name = self.view.label(subject.factors, self.view.panel)
-            self.notes.append(f"{name}: there are only {len(task.val_data)} real items, which seeds share")
+            few = "fewer than samples" if self.settings.samples > len(task.val_data) else "which seeds share"
+            self.notes.append(f"{name}: there are only {len(task.val_data)} real items, {few}")
         return True
 
     def scales(self) -> dict[str, Scale]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 from torchmetrics import MetricCollection
 
-from tauflow.denoise.model import ChannelsName
+from tauflow.denoise.model import ChannelsName, checked_channels
 from tauflow.errors import SettingsError
 from tauflow.samplers import Prompt
 from tauflow.tasks.items import Share, items_of
@@ -62,11 +62,18 @@ class DataFacts:
                 f"data has 1 to {LARGEST} tokens, coordinates and values of a condition, and at most {MOST} "
                 f"dimensions and columns of a condition; got {str(self)[:200]}"
             )
+        checked_channels(self.channels, self.shape)
 
     @property
     def length(self) -> int:
         """Return D, the coordinates of a sample."""
         return math.prod(self.shape)
+
+    @property
+    def init_args(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: channels only where there are some, as earlier versions had none."""
+        sizes = {"num_tokens": self.num_tokens, "shape": self.shape, "conditions": self.conditions}
+        return {**sizes, "unigrams": None} | ({"channels": self.channels} if self.channels else {})
 
     def __str__(self) -> str:
         extra = f", conditions {self.conditions}" if self.conditions else ""

@@ -17,7 +17,7 @@ from torchmetrics import Metric
 class SampleMetric(Metric):
     """Abstract: a metric of samples, an error rate or the like unless it says otherwise."""
 
-    higher_is_better = False
+    higher_is_better: bool | None = False  # None: near that of real data
     logarithmic: bool = True  # whether its axis is; false for what is not spread over orders of magnitude
 
 

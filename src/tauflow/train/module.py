@@ -4,7 +4,6 @@ Shapes: B items of a global batch (over all devices and accumulated batches), b 
 D coordinates, R rows, V data tokens, C columns of a condition.
 """
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -102,7 +101,7 @@ class DFMModule(LightningModule):
     def init_args(self) -> dict[str, Any]:
         """Return the constructor arguments from which a checkpoint rebuilds the module."""
         return {
-            "facts": dataclasses.replace(self.facts, unigrams=None),
+            "facts": self.facts,
             "source": self.source,
             "schedule": self.schedule,
             "network": self.network_config,

@@ -104,7 +104,7 @@ def chroma(pictures: Tensor) -> Tensor:
 class BrightnessSpread(SampleMetric):
     """Standard deviation over pictures of their mean level: low where first steps draw too many tokens."""
 
-    higher_is_better = True
+    higher_is_better = None  # near that of real pictures
     logarithmic = False
     means: list[Tensor]
 
@@ -262,7 +262,7 @@ class LabelAccuracy(ConditionalSampleMean):
 class ClassEntropy(SampleMetric):
     """Entropy in bits of the classes that samples look like: low where some classes never come."""
 
-    higher_is_better = True
+    higher_is_better = None  # near that of real pictures
     logarithmic = False
     classes: list[Tensor]
 
