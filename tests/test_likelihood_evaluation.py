@@ -170,6 +170,7 @@ def test_a_folder_from_before_is_continued(tmp_path):
     settings = {"samplers": ["tweedie"]}
     with opened_results(tmp_path, "samples", settings, ("samplers",)) as results:
         run(exact(), "tweedie", [2], Sampling(4, nll_items=0), results, folder=tmp_path)
+    before = cell_of(results, "tweedie", 2).records
     path = tmp_path / "results.json"
     old = json.loads(path.read_text())
     del old["scales"]["nll"]
@@ -179,7 +180,7 @@ def test_a_folder_from_before_is_continued(tmp_path):
     with opened_results(tmp_path, "samples", settings, ("samplers",)) as results:
         run(exact(), ["tweedie", "spaced", "fhs"], [2], Sampling(4), results, folder=tmp_path)
     again = Results.read(tmp_path)
-    assert cell_of(again, "tweedie", 2).records == Results("", {}, results.cells).records[3 : 3 + 13]
+    assert cell_of(again, "tweedie", 2).records == before
     assert not cell_of(again, "tweedie", 2).items
     assert cell_of(again, "fhs", 2).items == cell_of(results, "fhs", 2).items
     assert len(cell_of(again, "fhs", 2).items["nll"]) == 16

@@ -185,7 +185,8 @@ def _side_by_side(frame: Frame, panel: str, x: float, metrics: list[str], emphas
     ]
     arrows = {"higher": "↑", "lower": "↓", "near real data": "≈"}
     header = ["sampler", *(f"{metric} {arrows[direction(frame, metric)]}" for metric in metrics)]
-    title = f"{frame.view.x_name} {x:g}, ± standard error over samples"
+    over = "samples, of nll over real items" if "nll" in metrics else "samples"
+    title = f"{frame.view.x_name} {x:g}, ± standard error over {over}"
     return Table(f"{panel}: {title}" if panel else title, header, lines)
 
 

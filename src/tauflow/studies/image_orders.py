@@ -55,8 +55,6 @@ class ImageOrders(Study):
                 raise SettingsError(
                     f"two checkpoints have {task.tokens} tokens; give --ckpt at most one of each kind"
                 )
-            if not hasattr(task, "val_data"):
-                task.setup("validate")
             for name, (sampler, model) in orders(trained.model).items():
                 if reason := no_nll(sampler, model, task, self.sampling(0)):
                     raise SettingsError(f"the study {self.name} measures likelihoods: {reason}")

@@ -11,7 +11,7 @@ of rows, columns and a row to take ratios to. Panels and rows have the names tha
 With less=euler in place of ratio=euler the other rows are shown less that one. What a study finds beyond its
 tables has a name, the heading in results.md:
 
-    <!-- finding image_schedules "Is TR-CIE best? masked, kid_lite0" -->
+    <!-- finding image_schedules "Is TR-CIE best? (masked)" -->
     <!-- end -->
 
 """
@@ -86,7 +86,7 @@ def _words(place: str) -> list[str]:
     try:
         return shlex.split(place)
     except ValueError as error:
-        raise SettingsError(f"cannot read the place of a table ({error}); got {place!r}") from None
+        raise SettingsError(f"cannot read the place of a table or finding ({error}); got {place!r}") from None
 
 
 def main(paths: list[str]) -> None:

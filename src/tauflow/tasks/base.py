@@ -71,7 +71,7 @@ class DataFacts:
 
     @property
     def init_args(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: channels only where there are some, as earlier versions had none."""
+        """Return what a checkpoint keeps: channels only where there are some, as in earlier versions."""
         sizes = {"num_tokens": self.num_tokens, "shape": self.shape, "conditions": self.conditions}
         return {**sizes, "unigrams": None} | ({"channels": self.channels} if self.channels else {})
 

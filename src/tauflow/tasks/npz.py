@@ -35,7 +35,7 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
         if kind.hasobject:
             raise ValueError(f"{member.filename} holds objects of Python, save plain arrays")
         if columns_first or kind.kind not in "biufU":
-            raise ValueError(f"{member.filename} holds no plain numbers, or the first axis fastest")
+            raise ValueError(f"{member.filename} holds no plain numbers in C order (numpy.ascontiguousarray)")
         if stream.tell() + math.prod(shape) * kind.itemsize != member.file_size:
             raise ValueError(f"{member.filename} does not have the size that it claims")
     with archive.open(member) as stream:

@@ -13,7 +13,6 @@ Shapes: N pictures, F features.
 
 import hashlib
 import re
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from tauflow import ranks
 from tauflow.errors import SettingsError
 from tauflow.files import atomic
 from tauflow.imports import import_object
+from tauflow.tasks.caches import tracked
 
 CHUNK = 32  # pictures that a network sees at once
 SIDE = 96  # pixels that Lite0 gets to see
@@ -108,7 +108,8 @@ class FeatureNetwork:
         network = self._network.to(device)
         seen = pictures if len(pictures) else pictures.new_zeros(1, *pictures.shape[1:])  # to learn F
         parts = []
-        for begin in self._track(range(0, len(seen), CHUNK), progress):
+        long = progress and len(seen) >= 8 * CHUNK and not ranks.rank()
+        for begin in tracked(range(0, len(seen), CHUNK), f"features {self.label}", long):
             part = seen[begin : begin + CHUNK].to(device).permute(0, 3, 1, 2).contiguous()
             # samples may be drawn in another precision
             with torch.inference_mode(), torch.autocast(device.type, enabled=False):
@@ -142,15 +143,6 @@ class FeatureNetwork:
         if not features.isfinite().all():
             raise SettingsError(f"the features {self.name} of a picture are not finite; check the network")
         return features.float()
-
-    def _track(self, steps: range, progress: bool) -> Iterable[int]:
-        if not progress or len(steps) < 8 or ranks.rank():
-            return steps
-        from rich import get_console
-        from rich.progress import track
-
-        hidden = not get_console().is_terminal
-        return track(steps, description=f"features {self.label}", transient=True, disable=hidden)
 
 
 def _read(path: Path) -> Tensor:
