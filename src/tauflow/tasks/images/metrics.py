@@ -1,7 +1,8 @@
 """Metrics of pictures: what needs no network, and distances and classes in the features of one.
 
-Features are compared with those of REFERENCE training pictures. Real validation pictures, which are none of
-these, are measured like samples: that row is the floor, and the target, of every number here.
+Features are compared with those of training pictures, REFERENCE of them unless the task says how many. Real
+validation pictures, which are none of these, are measured like samples: that row is the floor, and the
+target, of every number here.
 
 Shapes: B samples of an update, N in all, D coordinates, H x W pixels, F features, C classes.
 """
@@ -176,7 +177,7 @@ class SampleFeatures:
         """Return what is known of the features of the reference pictures."""
 
         def make() -> RealFeatures:
-            pictures = self.task.reference_pictures(REFERENCE)
+            pictures = self.task.reference_pictures(self.task.reference_items)
             if len(pictures) < 2:
                 raise SettingsError("features need two training pictures or more to compare with")
             return RealFeatures(self.network.cached(pictures, Path(self.task.cache)).double())
@@ -188,7 +189,7 @@ class SampleFeatures:
         """Return what tells the classes of the reference pictures apart."""
 
         def make() -> Classifier:
-            labels = self.task.reference_labels(REFERENCE)
+            labels = self.task.reference_labels(self.task.reference_items)
             return Classifier.fitted(self.real.features, labels, self.task.conditions[0])
 
         return _once(self.task, f"classifier of {self.network.name}", make)

@@ -36,6 +36,8 @@ def refuse_unfit(task: "Images") -> None:
             "images need batch_size >= 1, val_items >= 2 and val_share in (0, 1), got "
             f"{task.batch_size}, {task.val_items} and {task.val_share}"
         )
+    if task.reference_items < 2:
+        raise SettingsError(f"--data.reference_items must be at least 2, got {task.reference_items}")
     if task.palette_colours is not None and (
         task.tokens != "palette" or len(task.palette_colours) != task.levels
     ):

@@ -64,6 +64,7 @@ class Images(Task):
         val_items: pictures of the validation set, at most.
         features: network whose features samples are compared in: lite0, inception, or a class of your own;
             none: only what needs no network is measured.
+        reference_items: training pictures that features are compared with, at most; published FID takes all.
         cache: folder for pictures of the right size.
         seed: of the split, the order and the flips.
         num_workers: loader processes for each device.
@@ -91,17 +92,19 @@ class Images(Task):
     val_share: float = 0.05
     val_items: int = 512
     features: str | None = None
+    reference_items: int = REFERENCE
     cache: str = "data"
     seed: int = 0
     num_workers: int = 0
     palette_colours: list[list[int]] | None = None
     class_names: list[str] | None = None
 
-    may_change = (*Task.may_change, "pictures", "npz", "idx", "features", "cache")  # they may have moved
+    may_change = (*Task.may_change, "pictures", "npz", "idx", "features", "reference_items", "cache")
     units: ClassVar[Mapping[str, float]] = {"bits_per_dim": 1 / math.log(2)}
     local: ClassVar[tuple[str, ...]] = (
         *SOURCES,
-        *("hub_config", "hub_split", "hub_val_split", "image_column", "label_column", "features", "cache"),
+        *("hub_config", "hub_split", "hub_val_split", "image_column", "label_column"),
+        *("features", "reference_items", "cache"),
     )
 
     def __post_init__(self) -> None:
@@ -214,6 +217,11 @@ class Images(Task):
     def _reference(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         if self._kept is None:
             return self._chosen("train", count).arrays()
+        if self.reference_items > REFERENCE:
+            raise SettingsError(
+                f"reference_items = {self.reference_items} needs the training pictures, {KEPT} has "
+                f"{len(self._kept.reference)}; name them with {SOURCES[0]}=... (or {', '.join(SOURCES[1:])})"
+            )
         return self._kept.reference[:count], self._kept.reference_labels[:count]
 
     # Samples
