@@ -703,7 +703,7 @@ def test_a_run_keeps_what_samples_are_measured_against(npz, tmp_path):
     assert torch.equal(again.reference_pictures(9), task.reference_pictures(9))
     assert torch.equal(again.reference_labels(9), task.reference_labels(9))
     again.reference_items = 2000
-    with pytest.raises(SettingsError, match="needs the training pictures, pictures.npz has"):
+    with pytest.raises(SettingsError, match=r"needs the training pictures, pictures\.npz has"):
         again.reference_pictures(2000)
     validation = {bytes(each.numpy().astype(np.uint8)) for each in tokens_of(task.val_data, 4)}
     assert not validation & {bytes(each.numpy()) for each in task.reference_pictures(24)}
