@@ -232,7 +232,7 @@ def test_sizes_are_reduced_by_area_from_the_middle(folder, tmp_path):
         off = np.abs(means - tokens.numpy()).max((1, 2, 3))
         assert off.min() <= 1, "rounded twice, along rows and along columns"
     with pytest.raises(
-        SettingsError, match=r"12 x 16 pixels and is not enlarged to 32 x 32; lower --data.size"
+        SettingsError, match=r"12 x 16 pixels and is not enlarged to 32 x 32; give a larger picture"
     ):
         images(tmp_path, pictures=str(folder), size=32).setup("fit")
 

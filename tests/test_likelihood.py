@@ -122,6 +122,14 @@ def test_a_token_without_weight_costs_a_coin_that_stays_or_everything():
     assert tauflow.nll(model, "tr_cie", 8, ones).isfinite().all()
 
 
+def test_a_coordinate_that_must_move_to_a_token_without_weight_costs_everything():
+    """Rows that are sure of another token: a candidate of euler moves for certain, so there is no way."""
+    model = Model(lambda x, t: torch.tensor([0.0, -200.0]).expand(*x.shape, 2), mixture("masked", 2), (8,))
+    ones = torch.ones(64, 8, dtype=torch.long)
+    assert tauflow.nll(model, "euler", 8, ones).isinf().all()
+    assert (tauflow.nll(model, "euler", 8, 0 * ones) < 1e-5).all()
+
+
 def test_what_is_known_costs_nothing():
     model, data = law_model(), LAW.sequences
     known = torch.tensor([True, False, True, False])

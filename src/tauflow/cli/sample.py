@@ -162,6 +162,8 @@ def _show(arguments: argparse.Namespace, results: "Results", grid: "SamplerGrid"
     if arguments.out:
         names = save_report(results, arguments.out, grid.task, given)
     else:
+        for name in ("samples.png", "evolution.png"):  # of an earlier call
+            (PICTURES / name).unlink(missing_ok=True)
         names = save_pictures(results, PICTURES, grid.task, given)
     cells = [cell for cell in results.cells if cell.shown]
     if len(cells) == 1 and arguments.show:

@@ -182,6 +182,8 @@ class SamplerGrid:
             cell, note = None, f"there are no numbers of real data: {type(error).__name__}: {error}"
             self.likely = set()
         results.note(note)
+        if cell and self.sampling.prompt is not None:
+            results.note("samples share what is known: compare samplers with each other, not with real data")
         if cell:
             results.add(cell)
 

@@ -47,6 +47,9 @@ def run_grid(
     In a process group every rank runs the same grid; rank 0 writes.
     """
     todo = results.missing(cells)
+    place = {key(cell.factors): number for number, cell in enumerate(results.cells)}
+    for factors in cells:  # what was there before keeps its place
+        place.setdefault(key(factors), len(place))
     with progress_bar(options.progress) as bar:
         task = bar.add_task(results.name, total=len(cells), completed=len(cells) - len(todo)) if bar else None
         for factors in todo:
@@ -60,8 +63,7 @@ def run_grid(
                 bar.update(task, advance=1, refresh=True)
         if bar and task is not None:
             bar.remove_task(task)
-    place = {key(factors): number for number, factors in enumerate(cells)}
-    results.cells.sort(key=lambda cell: place.get(key(cell.factors), -1))  # what was there before comes first
+    results.cells.sort(key=lambda cell: place[key(cell.factors)])
     return results
 
 

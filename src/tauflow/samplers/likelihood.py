@@ -28,6 +28,8 @@ from tauflow.samplers.draws import Drawing
 from tauflow.samplers.run import Request, run
 from tauflow.samplers.spec import sampler_from
 
+ROUNDING = 1e-6  # probability of staying below which it is 0 but for rounding
+
 
 class Forced(Drawing):
     """Tokens of data (B, D) instead of drawn ones; `nats` (B, D) is what they cost."""
@@ -45,7 +47,9 @@ class Forced(Drawing):
 
     def moves(self, moves: Tensor, chance: Tensor, weights: Tensor, places: Tensor) -> Tensor:
         stuck = weights.gather(1, self.data.flatten()[places][:, None]).squeeze(1) == 0
-        self.nats.view(-1)[places] -= torch.where(stuck, torch.log1p(-chance), 0.0).to(self.nats.dtype)
+        stay = 1 - chance
+        cost = torch.where(stay > ROUNDING, stay, 0.0).log().to(self.nats.dtype)  # -inf where it must move
+        self.nats.view(-1)[places] -= torch.where(stuck, cost, 0.0)
         return moves & ~stuck
 
 
@@ -84,7 +88,7 @@ def nll(
         nfe: budget of evaluations.
         data: tokens of items (B, D), or in the shape of a sample (B, ...).
         condition: of the items, integers (B, C), or (C,) for all of them.
-        known: true (B, D) or (D,) where a coordinate is given and costs nothing.
+        known: true (B, D) or (D,), or in the shape of a sample, where a coordinate is given and costs nothing.
         seed: of the sets, or a torch.Generator.
         batch_size: how many items the denoiser is given at once; None is all of them.
     """
@@ -136,9 +140,9 @@ def checked_known(known: Any, tokens: Tensor) -> Tensor | None:
     """Return where tokens (B, D) are given, on their device; refuse what does not say so."""
     if known is None:
         return None
-    fits = isinstance(known, Tensor) and tuple(known.shape) in (tuple(tokens.shape), tuple(tokens.shape[1:]))
+    fits = isinstance(known, Tensor) and known.numel() in (tokens.numel(), tokens.shape[1])
     require(
         fits and known.dtype == torch.bool,
         f"known must be boolean, of the shape {tuple(tokens.shape)} or {tuple(tokens.shape[1:])}",
     )
-    return known.expand_as(tokens).to(tokens.device)
+    return known.reshape(-1, tokens.shape[1]).expand_as(tokens).to(tokens.device)

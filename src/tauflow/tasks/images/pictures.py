@@ -38,6 +38,8 @@ def opened(file: Path | bytes, name: str) -> np.ndarray:
         ) from None
     except FileNotFoundError:
         raise SettingsError(f"there is no picture {name}") from None
+    except IsADirectoryError:
+        raise SettingsError(f"{name} is a folder; name a picture in it") from None
     except Exception as error:  # the library raises many kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise SettingsError(
@@ -65,8 +67,8 @@ def fitted(picture: np.ndarray, size: tuple[int, int], name: str) -> np.ndarray:
         return picture
     if height < size[0] or width < size[1]:
         raise SettingsError(
-            f"{name} has {height} x {width} pixels and is not enlarged to {size[0]} x {size[1]}; lower "
-            "--data.size, or replace it"
+            f"{name} has {height} x {width} pixels and is not enlarged to {size[0]} x {size[1]}; give a "
+            "larger picture, or train with a smaller --data.size"
         )
     turned = (size[1], size[0])
     return np.array(ImageOps.fit(Image.fromarray(picture), turned, method=Image.Resampling.BOX))
@@ -80,11 +82,13 @@ def window(keep: str, height: int, width: int) -> tuple[slice, slice]:
         "top": (slice(0, height // 2), slice(None)),
         "bottom": (slice(height // 2, None), slice(None)),
     }
-    if keep in halves:
-        return halves[keep]
+    if keep.strip().casefold() in halves:
+        return halves[keep.strip().casefold()]
     words = [word.strip() for word in keep.split(",")]
     if len(words) == 4 and all(word.isdecimal() for word in words):
         left, top, right, bottom = (int(word) for word in words)
+        if (left, top, right, bottom) == (0, 0, width, height):
+            raise SettingsError(f"keep {keep} is the entire picture; leave something to complete")
         if left < right <= width and top < bottom <= height:
             return slice(top, bottom), slice(left, right)
     raise SettingsError(
