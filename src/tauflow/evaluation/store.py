@@ -228,6 +228,8 @@ def _results_from(values: Any) -> Results:
     scales = {}
     for name, scale in values.pop("scales").items():
         check_kinds(scale, SCALE, "a scale")
+        if set(scale) != set(SCALE):
+            raise ValueError(f"the scale of {name} is cut")
         scales[name] = Scale(**scale)
     cells = [_cell_from(entry, f"cell {n}") for n, entry in enumerate(values.pop("cells"), start=1)]
     return Results(**values, scales=scales, cells=cells)

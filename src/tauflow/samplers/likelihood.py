@@ -88,7 +88,7 @@ def nll(
         nfe: budget of evaluations.
         data: tokens of items (B, D), or in the shape of a sample (B, ...).
         condition: of the items, integers (B, C), or (C,) for all of them.
-        known: true (B, D) or (D,), or in the shape of a sample, where a coordinate is given and costs nothing.
+        known: true (B, D), (D,) or in the shape of a sample where a coordinate is given and costs nothing.
         seed: of the sets, or a torch.Generator.
         batch_size: how many items the denoiser is given at once; None is all of them.
     """
