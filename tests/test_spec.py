@@ -215,6 +215,7 @@ def test_sets_name_samplers():
         ("masked", (12, 1), "spaced_even"),
         ("masked", (3, 4), "spaced_even"),
         ("masked", (3, 2, 2), "spaced_even"),
+        ("masked", (4, 8), "spaced"),
         ("uniform", (12,), "bridge_systematic"),
         ("uniform", (3, 4), "bridge_systematic"),
         ("marginal", (12,), "bridge_systematic"),
@@ -227,6 +228,12 @@ def test_auto_is_recommended_for_the_process_and_the_shape(kind, shape, name):
     by_default, by_name = (tauflow.sample(model, *sampler, nfe=4, count=3) for sampler in ((), (name,)))
     assert torch.equal(by_default.tokens, by_name.tokens)
     assert by_default.info == by_name.info
+
+
+@pytest.mark.parametrize(("channels", "name"), [(None, "spaced_even"), ("together", "spaced")])
+def test_auto_looks_at_pixels_not_at_channels(channels, name):
+    model = dataclasses.replace(model_of("masked", 4, 4, 3), channels=channels)
+    assert str(sampler_from("auto", model)) == name
 
 
 def test_auto_takes_options():

@@ -69,6 +69,11 @@ class Model:
         return math.prod(self.shape)
 
     @property
+    def grid(self) -> tuple[int, ...]:
+        """Return the shape without its axis of channels."""
+        return self.shape if self.channels is None else self.shape[:-1]
+
+    @property
     def conditions(self) -> tuple[int, ...]:
         """Return how many values each column of a condition has; empty if the model takes none."""
         return self.denoiser.conditions

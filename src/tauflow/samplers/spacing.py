@@ -53,6 +53,11 @@ def is_grid(shape: tuple[int, ...]) -> bool:
     return sum(size > 1 for size in shape) > 1
 
 
+def is_lattice(shape: tuple[int, ...]) -> bool:
+    """Return whether a shape is a grid whose sides are powers of two."""
+    return is_grid(shape) and all(size & (size - 1) == 0 for size in shape)
+
+
 @lru_cache(maxsize=16)
 def farthest_ranks(geometry: tuple[int, ...]) -> Tensor:
     """Return greedy ranks (D,) of the cells of a grid: next is the one farthest from all before it.

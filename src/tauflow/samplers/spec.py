@@ -18,6 +18,7 @@ from tauflow.errors import SamplingError
 from tauflow.imports import import_object
 from tauflow.samplers.base import Sampler, require
 from tauflow.samplers.registry import SAMPLERS, SETS
+from tauflow.samplers.spacing import is_lattice
 
 OWN = "; one of your own is path/to/file.py:Class"
 SPEC = re.compile(r"(?P<name>[^()]+)(?:\((?P<options>[^()]*)\))?")
@@ -178,8 +179,14 @@ def _built(name: str) -> Sampler:
 
 
 def recommended(model: Model) -> Sampler:
-    """Return the sampler `auto` of a model: what its process recommends, if that can sample it."""
+    """Return the sampler `auto` of a model: what its process recommends, if that can sample it.
+
+    Where all sides of a grid are powers of two the order of `spaced` is a perfect lattice, and measures
+    better than `spaced_even` (docs/choosing-a-sampler.md).
+    """
     first = sampler_from(model.process.recommended)
+    if first == SAMPLERS["spaced_even"]() and is_lattice(model.grid):
+        return SAMPLERS["spaced"]()
     if not first.refuses(model):
         return first
     return SAMPLERS["spaced" if model.process.absorbing else "tr_cie"]()
