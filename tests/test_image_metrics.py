@@ -158,6 +158,16 @@ def test_the_short_distance_looks_at_the_widest_directions(task):
     assert found < numbers_of(task, task.encode(samples))["fid_Tiny"].value
 
 
+def test_reference_items_are_the_pictures_compared_with(source, tmp_path):
+    samples, _ = pictures_of(50, seed=1, spread=70)
+    task = image_task(source, tmp_path, reference_items=40)
+    found = numbers_of(task, task.encode(samples))["fid_Tiny"].value
+    network = FeatureNetwork(NAME)
+    real = network(task.reference_pictures(40)).double()
+    expected, _ = frechet_distance(Gaussian.of(real), network(samples).double())
+    assert found == pytest.approx(expected.item(), rel=1e-6)
+
+
 def draw(count, seed):
     """Features of independent samples: 5 numbers with a skew, away from the real ones."""
     return 1.3 * torch.rand(count, 5, generator=generator(seed), dtype=torch.float64) ** 2 + 0.2
