@@ -164,7 +164,7 @@ def test_one_masked_network_serves_all_schedules(models, tmp_path):
     assert {schedule for schedule, _, _ in likely} == {"linear", "quadratic", "cubic", "cosine"}
     of_euler = {value for (_, sampler, nfe), value in likely.items() if (sampler, nfe) == ("euler", 8)}
     assert len(of_euler) == 4, "grids differ"
-    ours = [value for (_, sampler, nfe), value in likely.items() if (sampler, nfe) == ("spaced_even", 8)]
+    ours = [value for (_, sampler, nfe), value in likely.items() if (sampler, nfe) == ("spaced", 8)]
     assert len(ours) == 4
     assert len(set(ours)) == 1, "an order knows no schedule"
     page = (tmp_path / "out" / "results.md").read_text()
@@ -174,15 +174,21 @@ def test_one_masked_network_serves_all_schedules(models, tmp_path):
         assert len(table.splitlines()) == 2 + 4 * 2, "a line for each schedule and budget"
 
 
-def test_a_masked_network_that_reads_time_is_refused(models, tmp_path):
-    timed = models("timed", time=True)
-    with pytest.raises(SystemExit, match=r"reads the time.*--model\.network\.init_args\.time false"):
-        run("image_schedules", "--smoke", out=tmp_path / "out", ckpt=[timed])
-    assert not (tmp_path / "out").exists()
+@pytest.mark.usefixtures("no_figure")
+def test_a_network_that_reads_time_is_told_that_of_its_own_schedule(models, tmp_path):
+    timed = [models("timed", time=True), models("uniform", source="uniform", time=True)]
+    results = run("image_schedules", "--smoke", out=tmp_path / "out", ckpt=timed)
+    names = {"linear", "quadratic", "cubic", "cosine"}
+    likely = values(results, NLL, "schedule", "sampler", "nfe")
+    ours = [value for (_, sampler, nfe), value in likely.items() if (sampler, nfe) == ("spaced", 8)]
+    assert len(ours) == 4
+    assert ours == pytest.approx(ours[:1] * 4, rel=1e-5), "reveals are at the same kappa under each"
+    found = values(results, KID, "source", "schedule", "sampler")
+    assert {schedule for source, schedule, _ in found if source == "uniform"} == names
 
 
 @pytest.mark.usefixtures("no_figure")
-def test_other_sources_have_a_checkpoint_for_each_schedule(models, tmp_path):
+def test_several_checkpoints_of_a_source_have_each_their_own_schedule(models, tmp_path):
     both = [models(name, source="uniform", schedule=name, time=True) for name in ("linear", "cosine")]
     results = run("image_schedules", "--smoke", out=tmp_path / "out", ckpt=both)
     found = values(results, KID, "source", "schedule", "sampler")
@@ -191,7 +197,7 @@ def test_other_sources_have_a_checkpoint_for_each_schedule(models, tmp_path):
     assert "uniform: there is no checkpoint of quadratic, cubic" in results.notes
     assert "## Is TR-CIE best? (uniform)" in (tmp_path / "out" / "results.md").read_text()
     again = models("again", source="uniform", schedule="cosine", time=True)
-    with pytest.raises(SystemExit, match="two checkpoints are uniform source, cosine; give --ckpt one"):
+    with pytest.raises(SystemExit, match="two checkpoints are uniform source, cosine; give --ckpt one of"):
         run("image_schedules", "--smoke", out=tmp_path / "twice", ckpt=[*both, again])
 
 

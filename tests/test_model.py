@@ -7,13 +7,14 @@ import math
 
 import pytest
 import torch
-from helpers import Small
+from helpers import Small, mixture
 
 import tauflow
 from tauflow import Masked, Mixture, Model, Uniform
 from tauflow.denoise import CountingDenoiser, GuidedDenoiser
 from tauflow.errors import SamplingError
 from tauflow.samplers import SAMPLERS
+from tauflow.theory.laws import EnumerableLaw
 
 V, B, D = 5, 3, 12
 PROCESS = Mixture(Masked(V), "linear")
@@ -228,3 +229,19 @@ def test_forwards_of_guidance_within_guidance_add_up():
     assert model.denoiser.forwards == 3
     counter = CountingDenoiser(model.denoiser)
     assert (counter.forwards, counter.conditions, counter.num_tokens) == (3, (3, 2), V)
+
+
+@pytest.mark.parametrize("kind", ["masked", "uniform", "marginal"])
+def test_a_model_under_another_schedule_is_the_exact_one_of_that_schedule(kind):
+    """The exact posterior of a law under linear kappa, asked under cubic, against that under cubic itself."""
+    law = EnumerableLaw.random(num_tokens=3, length=3, spread=1.5)
+    linear, cubic = (mixture(kind, 3, schedule) for schedule in ("linear", "cubic"))
+    t = torch.tensor([0.1, 0.5, 0.9, 0.97])
+    x = cubic.start((4, 3), torch.Generator().manual_seed(0))
+    x[:, 0] = torch.tensor([0, 1, 2, 0])
+    moved = law.model(linear).under("cubic")
+    assert moved.process == cubic
+    found, expected = (model.denoiser.evaluate(x, t).dense() for model in (moved, law.model(cubic)))
+    assert torch.allclose(found, expected, atol=1e-5)
+    if kind != "masked":
+        assert not torch.allclose(found, law.model(linear).denoiser.evaluate(x, t).dense(), atol=1e-2)

@@ -164,6 +164,17 @@ class TemperedDenoiser(Wrapper):
         return TemperedEvaluation(self.denoiser.evaluate(x, t, condition), self.temperature)
 
 
+class RetimedDenoiser(Wrapper):
+    """Tells the network another time than that of the sampler."""
+
+    def __init__(self, denoiser: Denoiser, own_time: Callable[[Tensor], Tensor]):
+        super().__init__(denoiser)
+        self.own_time = own_time
+
+    def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
+        return self.denoiser.evaluate(x, self.own_time(t).to(t), condition)
+
+
 class CountingDenoiser(Wrapper):
     """Counts what is really evaluated, and notes when."""
 

@@ -13,12 +13,14 @@ from torch import Tensor
 from tauflow.denoise.denoiser import (
     Denoiser,
     GuidedDenoiser,
+    RetimedDenoiser,
     TemperedDenoiser,
     checked_weight,
     denoiser_from,
 )
+from tauflow.devices import precise
 from tauflow.errors import SamplingError
-from tauflow.process import Process
+from tauflow.process import Mixture, Process, Schedule
 
 ChannelsName = Literal["together", "apart"]
 MOST_COORDINATES = 2**31  # of all samples of one call
@@ -107,6 +109,22 @@ class Model:
                 "conditions, or give the unconditional model (sample.py --unconditional PATH)"
             )
         return dataclasses.replace(self, denoiser=GuidedDenoiser(self.denoiser, other, weight))
+
+    def under(self, schedule: Schedule | str) -> "Model":
+        """Return the model under another schedule than that of its training.
+
+        The posterior depends on x_t and kappa only, whatever the source, so the network is told the time at
+        which kappa had the value of now in its training.
+        """
+        trained = self.process
+        if not isinstance(trained, Mixture):
+            raise SamplingError(f"{trained} has no schedule to change; it needs a Mixture")
+        process = Mixture(trained.source, schedule)
+
+        def own_time(t: Tensor) -> Tensor:
+            return trained.schedule.t_from_kappa(process.schedule.kappa(t.to(precise(t.device))))
+
+        return dataclasses.replace(self, process=process, denoiser=RetimedDenoiser(self.denoiser, own_time))
 
     def tempered(self, temperature: float) -> "Model":
         """Return the model with its logits divided by a temperature."""

@@ -5,9 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
-
-from tauflow.denoise import DROPPED, Model
+from tauflow.denoise import Model
 from tauflow.errors import SettingsError
 from tauflow.evaluation.store import REAL, Factors, Measured, Results
 from tauflow.evaluation.tables import TableSpec, number_text
@@ -33,8 +31,8 @@ BELOW, ABOVE = 2.0, 2.5  # standard errors beyond which TR-CIE is better than al
 class ImageSchedules(OnImages):
     """The paper's samplers and ours on pictures under the schedules linear, quadratic, cubic and cosine
     (paper: fig:fid), by exact likelihood and by distances in features, and whether TR-CIE is best under each.
-    From a masked source one network without time serves all schedules; from another one give a checkpoint
-    for each: --ckpt A B C D."""
+    One network serves all schedules: the posterior depends on x_t and kappa only, and the network is told
+    the time of its own schedule. Several checkpoints of a source are each studied under their own."""
 
     names: ClassVar[Sequence[str]] = ("linear", "quadratic", "cubic", "cosine")
     nfes = (8, 16, 32, 64)
@@ -45,13 +43,13 @@ class ImageSchedules(OnImages):
     def named_models(self) -> list[tuple[Factors, Trained]]:
         found: list[tuple[Factors, Trained]] = []
         for trained in self.loaded:
-            for process in self.processes_of(trained.model):
+            for model in self.under_schedules(trained.model):
+                process = mixture_of(model)
                 factors: Factors = {"source": process.name, "schedule": process.schedule.name}
                 if any(factors == other for other, _ in found):
                     raise SettingsError(
-                        f"two checkpoints are {process}; give --ckpt one masked checkpoint, or one a schedule"
+                        f"two checkpoints are {process}; give --ckpt one of a source, or one a schedule"
                     )
-                model = dataclasses.replace(trained.model, process=process)
                 found.append((factors, dataclasses.replace(trained, model=model)))
         for source in dict.fromkeys(factors["source"] for factors, _ in found):
             there = [factors["schedule"] for factors, _ in found if factors["source"] == source]
@@ -59,19 +57,12 @@ class ImageSchedules(OnImages):
                 self.notes.append(f"{source}: there is no checkpoint of {', '.join(absent)}")
         return found
 
-    def processes_of(self, model: Model) -> list[Mixture]:
-        """Return what a model is studied under: all schedules from masks, else that of its training."""
-        process = model.process
-        if not isinstance(process, Mixture):
-            raise SettingsError(f"{process} has no schedule; study a model with a mixture process")
-        if not process.absorbing:
-            return [process]
-        if reads_time(model):
-            raise SettingsError(
-                "this masked network reads the time, so it knows one schedule only; train one for all of "
-                "them with --model.network.init_args.time false"
-            )
-        return [Mixture(process.source, name) for name in self.names]
+    def under_schedules(self, model: Model) -> list[Model]:
+        """Return the model under all schedules, or under its own where others of its source are given."""
+        source = mixture_of(model).name
+        if sum(mixture_of(other.model).name == source for other in self.loaded) > 1:
+            return [model]
+        return [model.under(name) for name in self.names]
 
     @classmethod
     def findings(cls, results: Results) -> dict[str, str]:
@@ -129,13 +120,8 @@ def verdict(against: Sequence[Measured | None]) -> str:
     return "yes" if below else "within noise"
 
 
-@torch.no_grad()
-def reads_time(model: Model) -> bool:
-    """Return whether the network answers otherwise at another time."""
-    x = model.process.start((1, model.length)).to(model.denoiser.device)
-    asked = torch.full((1, len(model.conditions)), DROPPED, device=x.device) if model.conditions else None
-    places = torch.arange(model.length, device=x.device)
-    early, late = (
-        model.denoiser.evaluate(x, torch.tensor([t], device=x.device), asked).rows(places) for t in (0.2, 0.8)
-    )
-    return not torch.equal(early, late)
+def mixture_of(model: Model) -> Mixture:
+    """Return the process of a model; refuse one without a schedule."""
+    if not isinstance(model.process, Mixture):
+        raise SettingsError(f"{model.process} has no schedule; study a model with a mixture process")
+    return model.process
