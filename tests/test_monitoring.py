@@ -144,7 +144,7 @@ def test_the_evaluation_is_that_of_the_checkpoint(watched):
     seeds and counts agree."""
     folder, _ = watched
     results = tauflow.evaluate(
-        tauflow.load(folder / "last.ckpt"), ["euler", "tr_cie"], [2, 4], 6, batch_size=4
+        tauflow.load(folder / "last.ckpt"), ["euler", "tr_cie"], [2, 4], 6, batch_size=4, nll_items=4
     )
     again, logged = Frame(results), Frame(Results.read(folder / "evaluation"))
     for metric in METRICS:

@@ -154,7 +154,7 @@ def _announce(request: "Request", results: "Results") -> None:
 
 def _show(arguments: argparse.Namespace, results: "Results", grid: "SamplerGrid") -> None:
     """Show the results, and write them where they were asked for."""
-    from tauflow.evaluation.pictures import print_samples
+    from tauflow.evaluation.pictures import print_samples, shows_pictures
     from tauflow.evaluation.report import save_pictures, save_report
     from tauflow.evaluation.tables import print_results
 
@@ -162,8 +162,9 @@ def _show(arguments: argparse.Namespace, results: "Results", grid: "SamplerGrid"
     if arguments.out:
         names = save_report(results, arguments.out, grid.task, given)
     else:
-        for name in ("samples.png", "evolution.png"):  # of an earlier call
-            (PICTURES / name).unlink(missing_ok=True)
+        for path in PICTURES.glob("*.png") if shows_pictures(grid.task) else ():  # of an earlier call
+            if path.name in ("samples.png", "evolution.png"):
+                path.unlink()
         names = save_pictures(results, PICTURES, grid.task, given)
     cells = [cell for cell in results.cells if cell.shown]
     if len(cells) == 1 and arguments.show:
