@@ -29,7 +29,7 @@ def run(request):
 def error_rates(
     trained: tauflow.Trained, samplers, nfes: list[int], count: int
 ) -> dict[tuple[str, int], Measured]:
-    frame = Frame(evaluate(trained, samplers, nfes, count, batch_size=count))
+    frame = Frame(evaluate(trained, samplers, nfes, count, batch_size=count, nll_items=0))
     rows = [row for row in frame.rows("", "error_rate") if not row.startswith("(")]
     return {(row, nfe): frame.measured("", row, nfe, "error_rate") for row in rows for nfe in nfes}
 
