@@ -1,9 +1,10 @@
-"""Make a shipped model of a finished run of pictures: weights of 16 bits, some pictures, the YAML, checksums.
+"""Make a shipped model of a finished run: weights of 16 bits, the YAML, checksums, and some real pictures.
 
 python benchmarks/ship.py checkpoints/fashion/version_0 configs/fashion.yaml fashion
+python benchmarks/ship.py checkpoints/scenes/version_0 configs/scenes.yaml scenes
 
-writes fashion.ckpt, fashion.yaml, pictures.npz and SHA256SUMS to checkpoints/shipped. pictures.npz holds some
-of what the run keeps, with the classes of validation pictures in turn, so that samples show all of them.
+writes NAME.ckpt, NAME.yaml and SHA256SUMS to checkpoints/shipped. Of a run that keeps real pictures,
+pictures.npz holds some, with the classes of validation pictures in turn, so that samples show all of them.
 """
 
 import argparse
@@ -11,11 +12,12 @@ import math
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 import tauflow
+from tauflow.evaluation.reference import real_items
 from tauflow.files import digest, write
+from tauflow.tasks import Task
 from tauflow.tasks.images.items import Kept
 from tauflow.train import SHIPPED
 
@@ -29,13 +31,20 @@ def in_turn(labels: np.ndarray) -> np.ndarray:
     return np.lexsort((labels, earlier))
 
 
-def nll(path: Path, kept: Kept) -> Tensor:
-    """Return the bits of each token of some validation pictures at 8 evaluations (N,)."""
-    data = torch.from_numpy(kept.val[:COMPARED]).long().flatten(1)
-    labels = torch.from_numpy(kept.val_labels[:COMPARED])[:, None]
+def nll(path: Path, task: Task) -> Tensor:
+    """Return the bits of each token of some validation items at 8 evaluations (N,)."""
+    task.setup("validate")
+    data, condition = real_items(task, range(COMPARED))
     model = tauflow.load(path).model
-    condition = labels if model.conditions else None
     return tauflow.nll(model, "spaced", 8, data, condition=condition) / model.length / math.log(2)
+
+
+def ship_pictures(run: Path, task: Task, folder: Path) -> None:
+    """Write some of the real pictures that a run keeps."""
+    kept = Kept.load(run / "pictures.npz", task.facts)
+    some = in_turn(kept.val_labels)[:VALIDATION]
+    reference = kept.reference[:REFERENCE], kept.reference_labels[:REFERENCE]
+    Kept(kept.val[some], kept.val_labels[some], *reference, kept.unigrams).save(folder / "pictures.npz")
 
 
 def main() -> None:
@@ -51,15 +60,16 @@ def main() -> None:
     tauflow.export(arguments.run / "best.ckpt", folder / f"{name}.ckpt", half=True)
     head = f"# The run behind {name}.ckpt: {arguments.config}; its best checkpoint, at step {trained.step}.\n"
     write(folder / f"{name}.yaml", head + arguments.config.read_text())
-    kept = Kept.load(arguments.run / "pictures.npz", trained.task.facts)
-    some = in_turn(kept.val_labels)[:VALIDATION]
-    reference = kept.reference[:REFERENCE], kept.reference_labels[:REFERENCE]
-    Kept(kept.val[some], kept.val_labels[some], *reference, kept.unigrams).save(folder / "pictures.npz")
+    if (arguments.run / "pictures.npz").exists():
+        ship_pictures(arguments.run, trained.task, folder)
     files = sorted(path for path in folder.iterdir() if path.name != "SHA256SUMS")
     write(folder / "SHA256SUMS", "".join(f"{digest(path)}  {path.name}\n" for path in files))
     for path in files:
         print(f"{path.stat().st_size:>9}  {path}")
-    change = nll(folder / f"{name}.ckpt", kept) - nll(arguments.run / "best.ckpt", kept)
+    if not trained.model.process.absorbing:
+        return
+    task = trained.task
+    change = nll(folder / f"{name}.ckpt", task) - nll(arguments.run / "best.ckpt", task)
     print(f"16 bits change nll by {change.mean():.6f} ± {change.std() / len(change) ** 0.5:.6f} bits a token")
 
 

@@ -1,4 +1,4 @@
-"""What several tests of samplers share: the three sources, one call that samples, and laws compared."""
+"""What several tests of samplers share: the sources, one call that samples, and laws compared."""
 
 import math
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import tauflow
-from tauflow import Marginal, Masked, Mixture, Model, Process, Result, Source, Uniform
+from tauflow import Marginal, Masked, Metric, Mixture, Model, Process, Result, Source, Uniform
 from tauflow.samplers import Sampler, sampler_from
 
 REQUEST = ("seed", "condition", "prompt", "observer", "progress")
@@ -26,6 +26,17 @@ def mixture(kind: str, num_tokens: int, schedule="linear") -> Mixture:
 
 def mixtures(num_tokens: int, schedule="linear") -> list[Mixture]:
     return [mixture(kind, num_tokens, schedule) for kind in SOURCES]
+
+
+def metric(num_tokens: int, schedule="beta", **options) -> Metric:
+    """The metric path of codes in random directions."""
+    generator = torch.Generator().manual_seed(0)
+    return Metric(torch.randn(num_tokens, 3, generator=generator), schedule, **options)
+
+
+def process_named(kind: str, num_tokens: int) -> Process:
+    """The metric path, or a mixture with the linear schedule."""
+    return metric(num_tokens) if kind == "metric" else mixture(kind, num_tokens)
 
 
 def process_of(source: Source | Process) -> Process:

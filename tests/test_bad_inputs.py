@@ -161,6 +161,23 @@ SAMPLE_DEVICES = flags(
     ("--device", "cuda:99"),
 )
 
+SAMPLE_PRETRAINED = [
+    Bad(("--pretrained", ""), "--pretrained"),
+    Bad(("--pretrained", "nowhere"), "nowhere"),
+    Bad(("--pretrained", "file"), "file"),
+    Bad(("--pretrained", "folder"), "config.json"),
+    Bad(("--pretrained", "owner/unknown"), "recipes: fudoki"),
+    Bad(("--pretrained", "cut"), "cut/config.json"),
+    Bad(("--pretrained", "foreign"), "gpt2"),
+    Bad(("--pretrained", "folder", "--ckpt", "best.ckpt"), "--ckpt"),
+    Bad(("--pretrained", "folder", "--task", "fashion"), "--task"),
+    Bad(("--pretrained", "folder", "--classes", "mine.py:Own"), "--classes"),
+    Bad(("--pretrained", "folder", "--data", "values=3"), "--data"),
+    Bad(("--pretrained", "folder", "--learn_order"), "--learn_order"),
+    Bad(("--pretrained", "folder", "--rates", ""), "--rates"),
+    Bad(("--rates", "mixture"), "--rates"),
+]
+
 SAMPLE_FILES = [
     Bad(("--ckpt", ""), "--ckpt"),
     Bad(("--ckpt", "missing.ckpt"), "missing.ckpt"),
@@ -366,6 +383,7 @@ GROUPS = {
     "`sample.py`: samplers": (sample, SMALL, SAMPLE_SPECS),
     "`sample.py`: devices": (sample, SMALL[:4] + SMALL[6:], SAMPLE_DEVICES),
     "`sample.py`: files, folders, unknown flags": (sample, SMALL, SAMPLE_FILES),
+    "`sample.py`: pretrained models": (sample, ("--accelerator", "cpu"), SAMPLE_PRETRAINED),
     "`train.py`: configurations, checkpoints, folders": (train, LITTLE, TRAIN_FILES),
     "`train.py`: optimizer, trainer, checkpoints": (train, LITTLE, TRAIN_OPTIMIZER),
     "`train.py`: task and network": (train, LITTLE, TRAIN_TASK),
@@ -399,6 +417,9 @@ def folder(tmp_path, monkeypatch):
     for name, text in (("damaged", "{"), ("other", '{"format": 99}')):
         (tmp_path / name).mkdir()
         (tmp_path / name / "results.json").write_text(text)
+    for name, text in (("cut", "{"), ("foreign", '{"model_type": "gpt2"}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(text)
     for name, data in (
         ("binary", bytes(range(256))),
         ("list", b"[1, 2]\n"),

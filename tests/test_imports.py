@@ -14,9 +14,10 @@ LAYERS = [
     "denoise",
     "samplers",
     "theory",
+    "geneval",
     ("tasks", "networks"),
     "train",
-    "evaluation",
+    ("evaluation", "recipes"),
     "studies",
     "cli",
 ]
@@ -25,7 +26,7 @@ RANK = {
     name: rank for rank, names in enumerate(LAYERS) for name in ([names] if isinstance(names, str) else names)
 }
 HEAVY = {"lightning", "transformers", "datasets", "tokenizers", "torchmetrics", "tensorboard", "matplotlib"}
-MAY_BE_HEAVY = {"tasks", "train", "evaluation", "studies", "cli"}
+MAY_BE_HEAVY = {"tasks", "train", "evaluation", "recipes", "studies", "cli"}
 ENTRY = {"tauflow.studies.__main__"}  # `python -m tauflow.studies` calls the command line
 
 MODULES = {

@@ -21,7 +21,8 @@ def bound(posterior, x_1, process, seed=0):
     t = process.t_from_share(kappa)
     x_t, _ = process.corrupt(x_1, t, torch.Generator().manual_seed(seed))
     logits = posterior(x_t, t, process).log()
-    terms = process.bound(logits.flatten(0, 1), x_t.flatten(), x_1.flatten()).view(x_1.shape)
+    times = t[:, None].expand(x_1.shape).flatten()
+    terms = process.bound(logits.flatten(0, 1), x_t.flatten(), x_1.flatten(), times).view(x_1.shape)
     if process.absorbing:
         terms = terms * process.movable(x_t)
     return stratified_mean(terms.mean(1) / (1 - kappa), kappa)

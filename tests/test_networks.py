@@ -142,6 +142,22 @@ def test_a_network_without_conditions_starts_from_the_same_weights_as_ever():
     assert digest.hexdigest()[:16] == "00fb78b37d3eb196"
 
 
+def test_a_condition_that_is_added_gives_what_it_gave_before_there_were_others():
+    """Names, weights and outputs on a grid, recorded when conditions were added only."""
+    torch.manual_seed(0)
+    net = Transformer(TransformerConfig(width=16, blocks=1, heads=2), 7, 6, (3, 2), (2, 5))
+    for parameter in net.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    digest = hashlib.sha256()
+    for name, value in net.state_dict().items():
+        digest.update(name.encode() + value.numpy().tobytes())
+    assert digest.hexdigest()[:16] == "202e4a72f3a2caff"
+    out = net(X, T, torch.tensor([[0, 1], [2, 0], [1, DROPPED]]))
+    first = [0.2479634, 0.1154861, -0.5154380, -0.6475786, 0.0605357, 0.3507813]
+    torch.testing.assert_close(out[0, 0], torch.tensor(first), atol=1e-5, rtol=0)
+    assert out.square().sum().item() == pytest.approx(46.873551, rel=1e-5)
+
+
 def test_each_column_of_a_condition_matters_and_not_given_is_a_value_of_its_own():
     net = network(conditions=(3, 2))
     first = torch.tensor([[0, 1], [2, 0], [1, 1]])
@@ -169,6 +185,78 @@ def test_conditions_are_given_by_the_denoiser():
     label = torch.tensor([[2], [0], [1]])
     torch.testing.assert_close(denoiser.evaluate(X, T, label).dense(), net(X, T, label).softmax(-1))
     torch.testing.assert_close(denoiser.evaluate(X, T).dense(), net(X, T).softmax(-1))
+
+
+# Conditions as tokens
+
+
+def captioned(**sizes):
+    return network(conditions=(5, 5, 5), condition="tokens", **sizes)
+
+
+WORDS = torch.tensor([[0, 1, 2], [3, 4, 0], [1, 1, 2]])
+
+
+def test_states_attend_to_words_whose_order_matters():
+    net = captioned()
+    out = net(X, T, WORDS)
+    assert out.shape == (3, 10, 6)
+    other = WORDS.clone()
+    other[0] = other[0].flip(0)  # the same words
+    changed = (net(X, T, other) - out).abs().flatten(1).amax(1) > 1e-3
+    assert changed.tolist() == [True, False, False]
+    assert (net(X, T, other)[0] - out[0]).abs().amax(1).gt(1e-4).all(), "every coordinate reads the caption"
+
+
+def test_a_dropped_caption_is_none_at_all():
+    net = captioned()
+    dropped = torch.full((3, 3), DROPPED)
+    assert torch.equal(net(X, T), net(X, T, dropped))
+    assert not torch.allclose(net(X, T), net(X, T, WORDS), atol=1e-3)
+    dropped[0, 0] = 1  # of one word
+    assert not torch.allclose(net(X, T)[0], net(X, T, dropped)[0], atol=1e-3)
+
+
+def test_words_are_seen_beside_padding():
+    net, more = captioned(), torch.cat([X, torch.full((3, 4), 5)], dim=1)
+    mask = torch.arange(14).expand(3, 14) < 10
+    torch.testing.assert_close(net(more, T, WORDS, mask=mask)[:, :10], net(X, T, WORDS), atol=1e-5, rtol=1e-4)
+
+
+def test_every_part_of_a_caption_learns():
+    net = captioned()
+    net(X, T, torch.tensor([[0, 1, 2], [3, 4, 0], [DROPPED] * 3])).square().sum().backward()
+    for name, parameter in net.named_parameters():
+        rows = parameter.grad.abs().flatten(1).amax(1) if parameter.ndim > 1 else parameter.grad.abs().max()
+        assert (rows > 0).all(), name
+
+
+def test_words_do_not_turn_and_the_base_says_how_fast_places_do():
+    """Positions are those of x, wherever it stands behind the words; a small base turns places further."""
+    from tauflow.networks.transformer import _rotation
+
+    cpu, wide = torch.device("cpu"), torch.float64
+    plain, behind = _rotation((3, 4), 16, cpu, wide), _rotation((3, 4), 16, cpu, wide, words=5)
+    for table, longer in zip(plain, behind, strict=True):
+        assert torch.equal(longer[5:], table)
+    assert (behind[0][:5] == 1).all()
+    assert (behind[1][:5] == 0).all()
+    slow, fast = captioned(), captioned(rotary_base=20.0)
+    assert not torch.allclose(slow(X, T, WORDS), fast(X, T, WORDS), atol=1e-3)
+    angle = torch.atan2(*(table[1].flatten() for table in _rotation((4,), 8, cpu, wide, base=16.0)[::-1]))
+    torch.testing.assert_close(angle, torch.tensor([1.0, 1 / 2, 1 / 4, 1 / 8], dtype=wide))
+
+
+def test_conditions_that_are_no_tokens_are_refused():
+    config = TransformerConfig(width=32, blocks=1, condition="tokens")
+    with pytest.raises(SettingsError, match=r"columns of one vocabulary, these have \(3, 2\) values"):
+        network_from(config, (10,), 7, 6, (3, 2))
+    with pytest.raises(SettingsError, match="condition=tokens needs a task with conditions"):
+        network_from(config, (10,), 7, 6)
+    with pytest.raises(SettingsError, match="condition must be added or tokens, got 'words'"):
+        TransformerConfig(condition="words")
+    with pytest.raises(SettingsError, match="rotary_base must be above 1"):
+        TransformerConfig(rotary_base=1.0)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from PIL import Image
 import tauflow
 import tauflow.cli.sample
 from tauflow.denoise import DROPPED
-from tauflow.evaluation.mosaics import CAPTION, Block, Strip, mosaic, shortened, text_width
-from tauflow.evaluation.pictures import samples_figure
-from tauflow.evaluation.store import REAL, Cell, Results, Shown
+from tauflow.evaluation.mosaics import CAPTION, Block, Strip, mosaic, shortened, text_width, wrapped
+from tauflow.evaluation.pictures import headline, reduced, samples_figure
+from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale, Shown
 from tauflow.train import SHIPPED
 
 SIDE = 28  # pixels of a picture of the fashion model
@@ -255,3 +255,54 @@ def test_texts_fit(tmp_path):
     )
     assert titled > text_width(long, 11.0) > plain
     assert labelled > text_width(long, 9.0) + 72
+
+
+def test_captions_are_wrapped():
+    """Into lines of the width of the picture, three at most; the pictures stand below the longest."""
+    text = "a red circle left of a blue square"
+    assert wrapped(text, CAPTION, 1000) == [text]
+    lines = wrapped(text, CAPTION, 100)
+    assert len(lines) > 1
+    assert " ".join(lines) == text
+    assert all(text_width(line, CAPTION) <= 100 for line in wrapped("word " * 30, CAPTION, 100))
+    assert len(wrapped("word " * 30, CAPTION, 100)) == 3
+    assert wrapped("", CAPTION, 100) == [""]
+
+
+def test_wrapped_captions_cover_no_picture(tmp_path):
+    rng = np.random.default_rng(0)
+    pictures = rng.integers(0, 256, (3, 64, 64, 3), dtype=np.uint8)
+    long = "a red circle left of a blue square and more words than three lines hold in all"
+    strips = [
+        Strip(pictures, captions=["short", long, "a"]),
+        Strip(pictures[::-1], captions=["b", "c", long]),
+    ]
+    mosaic([Block(strips, "a title")]).savefig(tmp_path / "a.png", dpi="figure")
+    canvas = drawn(tmp_path / "a.png")
+    found = [places(canvas, picture, 2) for picture in pictures]
+    assert [len(each) for each in found] == [2, 2, 2], "pixel for pixel"
+    upper, lower = sorted({y for each in found for y, _ in each})
+    assert lower - upper > 128 + 3 * 12, "three lines stand between them"
+
+
+def test_large_pictures_are_reduced_in_a_terminal():
+    picture = np.zeros((1, 64, 48, 3), np.uint8)
+    picture[0, :2, :2] = 100
+    picture[0, 0, 4] = 200
+    small = reduced(picture)
+    assert small.shape == (1, 32, 24, 3)
+    assert small[0, 0, :3, 0].tolist() == [100, 0, 50], "means"
+    assert np.array_equal(reduced(picture[:, :28, :28]), picture[:, :28, :28])
+    assert reduced(np.zeros((2, 70, 3, 3), np.uint8)).shape == (2, 23, 1, 3)
+
+
+def test_the_line_on_a_cell_has_no_parts_of_metrics():
+    factors = {"sampler": "euler", "nfe": 2}
+    names = ("strict", "strict_colors", "geneval", "broken_codes", "lost")
+    values = dict.fromkeys(names, 0.5) | {"lost": float("nan")}
+    records = [Record(factors, name, Measured(value, 0.1)) for name, value in values.items()]
+    results = Results("samples", scales={name: Scale(True, False) for name in names})
+    line = headline(Cell(factors, records), results)
+    assert (
+        line == "euler, NFE 2: strict 0.5000 ± 0.1000, geneval 0.5000 ± 0.1000, broken_codes 0.5000 ± 0.1000"
+    )

@@ -475,3 +475,56 @@ def test_help_imports_nothing_heavy():
     )
     assert result.returncode == 0, result.stderr
     assert "HEAVY []" in result.stdout
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    """A tiny text-to-image model with random weights, as others would publish it."""
+    import fudoki
+
+    return fudoki.write(tmp_path_factory.mktemp("pretrained") / "fudoki", fudoki.weights())
+
+
+def test_a_pretrained_model_is_sampled_like_a_checkpoint(call, released, tmp_path):
+    out = tmp_path / "out"
+    args = ["--pretrained", released, "--condition", "a photo of a red cube", "--nfe", 3, "--show", 2]
+    args += ["--num_samples", 3, "--batch_size", 2, "--out", out]
+    code, printed = call(*args, "--sampler", "fudoki, tr_cie(grid=tau)", "--guidance", 1, 6)
+    assert code == 0
+    assert f"pretrained  {released}  (TextToImage, metric source)" in printed
+    assert "recommended" not in printed
+    names = {path.name for path in out.iterdir()}
+    assert {"samples.png", "evolution.png", "results.md", "samples.txt"} <= names
+    results = Results.read(out)
+    assert len(results.cells) == 4
+    for cell in results.cells:
+        found = numbers(cell)
+        assert found["counted_nfe"].value == cell.factors["nfe"]
+        assert found["forwards"].value == cell.factors["nfe"] * (2 if cell.factors["guidance"] == 6 else 1)
+    text = (out / "results.md").read_text()
+    assert "all samples were asked for: a photo of a red cube" in text
+    assert "sampled with metric rates" in text
+    assert "a pretrained model comes without its data" in text
+    code, printed = call(*args, "--sampler", "fudoki, tr_cie(grid=tau)", "--guidance", 1, 6)
+    assert "4 of 4 cells are there already" in printed
+    code, _ = call(*args, "--sampler", "euler", "--guidance", 6, "--rates", "mixture")
+    assert "rates: metric there, mixture now" in code
+
+
+def test_mixture_rates_and_the_guidance_that_is_recommended(call, released):
+    args = ["--pretrained", released, "--rates", "mixture", "--sampler", "euler", "--nfe", 2]
+    code, printed = call(*args, "--num_samples", 2)
+    assert code == 0
+    assert "(TextToImage, uniform source)" in printed
+    assert "--guidance 6 is recommended" in printed
+    for more, expected in (
+        (["--condition", " "], "the prompt is empty"),
+        (["--condition", "x" * 600], "at most 500 are allowed"),
+        (["--rates", "tau"], "rates must be metric or mixture"),
+        (["--prompt", "a cat"], "TextToImage has no prompts; drop --prompt"),
+        (["--judge", "no/such/clip"], "no/such/clip"),
+    ):
+        code, _ = call(*args, *more)
+        assert isinstance(code, str), more
+        assert expected in code
+        assert "\n" not in code

@@ -3,6 +3,7 @@
 Also how bad requests are refused, and faults that were once found.
 """
 
+import dataclasses
 import gc
 import itertools
 import math
@@ -11,7 +12,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from helpers import Small, draw, mixtures
+from helpers import Small, draw, metric, mixtures
 from torch import nn
 
 import tauflow
@@ -35,7 +36,8 @@ def supported(name, process) -> bool:
     return not SAMPLERS[name]().refuses(Model(network(process), process, (D,), ORDER))
 
 
-CASES = [(name, process) for name in SAMPLERS for process in mixtures(V) if supported(name, process)]
+PROCESSES = [*mixtures(V), metric(V)]
+CASES = [(name, process) for name in SAMPLERS for process in PROCESSES if supported(name, process)]
 
 
 def sample(denoiser, process, name, nfe, **options):
@@ -65,7 +67,7 @@ class Recorder:
 def test_shape_range_and_honest_nfe(case, nfe):
     name, process = case
     recorder = Recorder(process)
-    result = sample(recorder, Mixture(process.source, "quadratic"), name, nfe)
+    result = sample(recorder, dataclasses.replace(process, schedule="quadratic"), name, nfe)
     assert result.tokens.shape == (B, D)
     assert result.tokens.dtype == torch.int64
     assert result.tokens.min() >= 0
@@ -209,7 +211,7 @@ def test_info_says_what_happened(case):
     infos = result.info.steps
     assert [info for info, _ in seen] == infos
     assert [info.n for info in infos] == list(range(len(infos)))
-    shares = ("moved", "clamped", "several", "masks")
+    shares = ("moved", "clamped", "several", "masks", "discarded")
     assert all(0 <= getattr(info, share) <= 1 for info in infos for share in shares)
     assert sum(info.moved for info in infos) > 0
     if process.absorbing:
@@ -269,7 +271,8 @@ def test_float32_where_float64_is_missing(case, monkeypatch):
     name, process = case
     assert precise(torch.device("mps")) == torch.float32
     samplers = [f"samplers.{module}" for module in ("leap", "draws", "tweedie", "bridge")]
-    for module in (*samplers, "process.sources"):
+    processes = [f"process.{module}" for module in ("sources", "noise", "metric", "codes", "chains")]
+    for module in (*samplers, *processes):
         monkeypatch.setattr(f"tauflow.{module}.precise", lambda device: torch.float32)
     assert sample(network(process), process, name, 5).tokens.max() < V
 
@@ -379,6 +382,10 @@ def test_sources_that_are_not_supported():
         message = "needs a uniform or marginal source, this model has a masked one; try tr_cie"
         with pytest.raises(SamplingError, match=message):
             draw(network(Masked(V)), Masked(V), (B, D), name)
+        with pytest.raises(SamplingError, match="this model has a metric one; try tr_cie"):
+            draw(network(metric(V)), metric(V), (B, D), name)
+    with pytest.raises(SamplingError, match="need a masked source, this model has a metric one; try tr_cie"):
+        draw(network(metric(V)), metric(V), (B, D), "fhs")
 
 
 @pytest.mark.parametrize("split", [True, False])

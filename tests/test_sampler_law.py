@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from helpers import SOURCES, allowed, distance, draw, empirical, mixture, mixtures
+from helpers import SOURCES, allowed, distance, draw, empirical, mixture, mixtures, process_named
 
 import tauflow
 from tauflow import Masked, Mixture, Model
@@ -71,8 +71,8 @@ LEAPING = [
 CASES = [
     (name, kind)
     for name in LEAPING
-    for kind in SOURCES
-    if not SAMPLERS[name]().refuses(LAW.model(mixture(kind, V)))
+    for kind in (*SOURCES, "metric")
+    if not SAMPLERS[name]().refuses(LAW.model(process_named(kind, V)))
 ]
 
 
@@ -81,7 +81,7 @@ CASES = [
 def test_samples_follow_the_propagated_law(name, kind, nfe):
     """The loop, the grid, the history and the finishing of leaping samplers and of bridge, against their own
     law without Monte Carlo."""
-    count, process = 30_000, mixture(kind, V)
+    count, process = 30_000, process_named(kind, V)
     propagator = Propagator(LAW, process)
     expected = propagator.terminal_law(SAMPLERS[name](), nfe)
     states = process.num_states
@@ -113,9 +113,9 @@ def test_options_change_the_law_as_they_say(options, kind):
     assert distance(empirical(result.tokens, states), expected) < allowed(states**D, count)
 
 
-@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("kind", [*SOURCES, "metric"])
 def test_tweedie_follows_its_law(kind):
-    process = mixture(kind, V)
+    process = process_named(kind, V)
     propagator = Propagator(LAW, process)
     result = tauflow.sample(propagator.model, "tweedie", 5, count=30_000)
     found = empirical(result.tokens, process.num_states)
@@ -217,6 +217,6 @@ def test_intensities_have_no_own_token_and_history_has_none_then(kind):
     old = torch.tensor([[2], [2]])
     evaluation = CallableDenoiser(lambda x, t: torch.zeros(2, 1, 3), 3).evaluate(n, torch.zeros(2))
     terms = [Term(1.5, Visit(evaluation, n, 0.1)), Term(-0.5, Visit(evaluation, old, 0.0))]
-    total, negative = intensities(mixture(kind, 3), terms, slice(None), n, Clamp())
+    total, negative, _ = intensities(mixture(kind, 3), terms, slice(None), n, Clamp())
     torch.testing.assert_close(total, torch.tensor([[1 / 3, 0, 0.5], [0, 1 / 3, 0.5]]))
     assert negative == 2  # the own token before it is set to 0: -1/6 of the history alone

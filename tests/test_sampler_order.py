@@ -87,7 +87,7 @@ def test_the_clamp_is_idle_exactly_when_the_posterior_falls_slowly():
     history = Visit(CallableDenoiser(lambda x, t: before, 3).evaluate(x, torch.zeros(2)), x, 0.0)
     terms = sampler.terms(problem, State(x, history), grid, 1)
     clamp = sampler.leap_rule(grid, 1).clamp
-    intensity, negative = intensities(problem.process, terms, slice(None), x, clamp)
+    intensity, negative, _ = intensities(problem.process, terms, slice(None), x, clamp)
     assert negative == 1
     torch.testing.assert_close(intensity[:, 0], 0.1 * torch.tensor([1.5 * 0.34 - 0.5, 0.0]))
 
@@ -117,7 +117,8 @@ def test_local_error_of_the_cumulative_intensity(name, order, kind):
         tau = torch.tensor([start - h, start, start + h], dtype=torch.float64)
         grid = Grid(process.t_from_clock(tau), tau)
         terms = sampler.terms(problem, State(x, problem.visit(x, grid.t[0])), grid, 1)
-        estimate, _ = intensities(process, terms, slice(None), x, sampler.leap_rule(grid, 1).clamp)
+        clamp = sampler.leap_rule(grid, 1).clamp
+        estimate = intensities(process, terms, slice(None), x, clamp).total
         # midpoint rule: error below 1e-9
         nodes = start + h * (torch.arange(200, dtype=torch.float64) + 0.5) / 200
         fine = STRONG.posterior(x.expand(200, 3), process.t_from_clock(nodes), process).mean(0) * h

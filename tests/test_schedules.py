@@ -16,6 +16,7 @@ EXACT_SURVIVAL = {
     "cubic": lambda t: 1 - t**3,
     "cosine": lambda t: mpmath.cos(mpmath.pi * t / 2),
     "cosine_squared": lambda t: mpmath.cos(mpmath.pi * t / 2) ** 2,
+    "beta": lambda t: 1 / (1 + 3 * (t / (1 - t)) ** mpmath.mpf(0.9)),
     "t^0.5": lambda t: 1 - mpmath.sqrt(t),
     "t^1.5": lambda t: 1 - t ** mpmath.mpf("1.5"),
 }
@@ -89,6 +90,8 @@ def test_numbers_and_tensors_agree(name):
         schedule.t_from_tau,
         schedule.rate_factor,
         schedule.t_from_kappa,
+        schedule.odds,
+        schedule.t_from_odds,
     ):
         number = function(0.3)
         assert isinstance(number, float)

@@ -23,10 +23,13 @@ from tauflow.errors import TauflowError
 from tauflow.process import (
     SCHEDULES,
     SOURCES,
+    Beta,
+    Codebook,
     Cosine,
     CosineSquared,
     Marginal,
     Masked,
+    Metric,
     Mixture,
     Polynomial,
     Process,
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from tauflow.evaluation.evaluate import evaluate
     from tauflow.evaluation.store import Results
     from tauflow.networks import Network, NetworkConfig
+    from tauflow.recipes import pretrained
     from tauflow.tasks import Countdown, Task
     from tauflow.train import DFMModule, Trained, export, load
 
@@ -63,12 +67,15 @@ _LAZY = {  # these bring lightning along, so they are imported when they are fir
     "evaluate": "tauflow.evaluation.evaluate",
     "export": "tauflow.train",
     "load": "tauflow.train",
+    "pretrained": "tauflow.recipes",
 }
 
 __all__ = [
     "SAMPLERS",
     "SCHEDULES",
     "SOURCES",
+    "Beta",
+    "Codebook",  # of a metric path
     "Cosine",
     "CosineSquared",
     "Countdown",
@@ -76,6 +83,7 @@ __all__ = [
     "Denoiser",
     "Marginal",
     "Masked",
+    "Metric",
     "Mixture",
     "Model",
     "Network",
@@ -102,6 +110,7 @@ __all__ = [
     "load",
     "nll",
     "option",
+    "pretrained",
     "sample",
     "sampler_from",
     "schedule_from",

@@ -77,7 +77,7 @@ def _sample(arguments: argparse.Namespace) -> "Results":
             if arguments.command not in results.commands:
                 results.commands.append(arguments.command)
             if fabric.is_global_zero:
-                _announce(request, results)
+                _announce(request, results, arguments)
             options = GridOptions(arguments.out, progress=not arguments.no_progress, keep_going=True)
             with fabric.autocast():
                 results = request.grid.run(results, options)
@@ -90,7 +90,8 @@ def _sample(arguments: argparse.Namespace) -> "Results":
 
 def _agreed(request: "Request", arguments: argparse.Namespace, fabric: "Fabric") -> "Request":
     """Return the request with the same checkpoint on all ranks: a run may have replaced it meanwhile."""
-    from tauflow.cli.sample_request import TRIES, replaced, requested
+    from tauflow.cli.sample_models import TRIES, replaced
+    from tauflow.cli.sample_request import requested
     from tauflow.ranks import largest
 
     for _ in range(TRIES):
@@ -142,10 +143,16 @@ def _refuse_on_cpu(arguments: argparse.Namespace) -> None:
         )
 
 
-def _announce(request: "Request", results: "Results") -> None:
+def _announce(request: "Request", results: "Results", arguments: argparse.Namespace) -> None:
     trained = request.trained
-    facts = f"step {trained.step}, {type(trained.task).__name__}, {trained.model.process.name} source"
-    print(f"checkpoint  {request.path}  ({facts})", flush=True)
+    task = request.grid.task
+    facts = f"{type(task).__name__}, {trained.model.process.name} source"
+    if arguments.pretrained:
+        print(f"pretrained  {request.path}  ({facts})", flush=True)
+    else:
+        print(f"checkpoint  {request.path}  (step {trained.step}, {facts})", flush=True)
+    if task.guidance is not None and not arguments.guidance:
+        print(f"guidance    none; --guidance {task.guidance:g} is recommended for this model", flush=True)
     cells = request.grid.cells()
     done = len(cells) - len(results.missing(cells))
     if done:

@@ -31,6 +31,7 @@ With several samplers or budgets: evaluates every combination, a cell, and print
   python sample.py --ckpt checkpoints/text_masked/version_0/best.ckpt --prompt "The" --temperature 0.8
   python sample.py --task fashion --guidance 1 2 4
   python sample.py --task fashion --complete picture.png --keep left
+  python sample.py --pretrained LucasJinWang/FUDOKI --condition "a photo of a red cube" --guidance 6 --nfe 8
 """
 
 
@@ -192,6 +193,18 @@ def add_model_arguments(group: Any) -> None:
         "--task", type=given, metavar="NAME", help="the shipped model of a task: countdown, fashion"
     )
     group.add_argument(
+        "--pretrained",
+        type=given,
+        metavar="NAME",
+        help="a model that others have trained: its folder, or its name on the hub (docs/pretrained.md)",
+    )
+    group.add_argument(
+        "--rates",
+        type=given,
+        metavar="NAME",
+        help="how a pretrained model on a metric path is sampled: metric (default) or mixture",
+    )
+    group.add_argument(
         "--classes",
         type=given,
         nargs="+",
@@ -210,7 +223,7 @@ def add_model_arguments(group: Any) -> None:
         "--judge",
         type=given,
         metavar="NAMES",
-        help="judges of text: ngram, smollm2, a causal model of transformers",
+        help="judges of text: ngram, smollm2, a causal model of transformers; of text-to-image: a CLIP model",
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tauflow.cli.sample_models import loaded, loaded_pretrained
 from tauflow.cli.sample_values import numbers, weights
 from tauflow.errors import CheckpointError, SettingsError
 from tauflow.files import digest, refuse_unwritable
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tauflow.evaluation.evaluate import SamplerGrid
+    from tauflow.process import Process
     from tauflow.samplers import Prompt
     from tauflow.tasks import Task
     from tauflow.train import Trained
 
 ROOT = Path(__file__).parents[3]
-TRIES = 100  # to read a checkpoint that a run replaces all the time
 
 SETTINGS = (
     "num_samples",
@@ -59,7 +60,10 @@ class Request:
 
 def requested(path: Path, arguments: argparse.Namespace, device: "torch.device") -> Request:
     """Read the checkpoint and make the grid that was asked for; refuse what cannot be done."""
-    trained, sha256 = loaded(path, arguments, device)
+    if arguments.pretrained:
+        trained, sha256 = loaded_pretrained(arguments.pretrained, arguments.rates, device)
+    else:
+        trained, sha256 = loaded(path, arguments, device)
     _fill_in_sizes(arguments, trained)
     if arguments.learn_order:
         trained = _with_learned_order(trained, path)
@@ -69,11 +73,21 @@ def requested(path: Path, arguments: argparse.Namespace, device: "torch.device")
     for name in ("unconditional", "complete"):
         file = getattr(arguments, name)
         settings[f"{name}_sha256"] = digest(file) if file else None
+    if arguments.pretrained:
+        settings["rates"] = _rates(trained.model.process)
+        grid.notes.append(f"sampled with {settings['rates']} rates")
     settings |= {"samplers": list(grid.samplers), "nfes": grid.nfes, "guidance": grid.guidance}
     order = trained.model.order
     if order is not None:
         settings["order_sha256"] = hashlib.sha256(order.numpy().tobytes()).hexdigest()
     return Request(path, trained, grid, settings)
+
+
+def _rates(process: "Process") -> str:
+    """Return the name of the rates that a process has."""
+    from tauflow.process import Mixture
+
+    return "mixture" if isinstance(process, Mixture) else process.name
 
 
 def refuse_unfit(arguments: argparse.Namespace) -> None:
@@ -91,9 +105,25 @@ def refuse_unfit(arguments: argparse.Namespace) -> None:
         )
     if arguments.task and arguments.ckpt:
         raise SettingsError("give --task, a shipped model, or --ckpt, a checkpoint of your own, not both")
+    if arguments.pretrained:
+        _refuse_unfit_to_pretrained(arguments)
+    elif arguments.rates:
+        raise SettingsError(
+            "--rates are those of a pretrained model; give --pretrained NAME, or drop --rates"
+        )
     if arguments.unconditional and not arguments.guidance:
         raise SettingsError(
             "--unconditional needs --guidance W, how much to guide away from it; 2 is a start"
+        )
+
+
+def _refuse_unfit_to_pretrained(arguments: argparse.Namespace) -> None:
+    """Refuse flags that are about checkpoints."""
+    unfit = [name for name in ("ckpt", "task", "classes", "data", "learn_order") if getattr(arguments, name)]
+    if unfit:
+        raise SettingsError(
+            f"--{unfit[0]} is about checkpoints of tauflow; drop it, or drop --pretrained, a model that "
+            "others have trained"
         )
 
 
@@ -108,47 +138,10 @@ def _fill_in_sizes(arguments: argparse.Namespace, trained: "Trained") -> None:
             setattr(arguments, name, defaults[pictures])
 
 
-def loaded(path: Path, arguments: argparse.Namespace, device: "torch.device") -> tuple["Trained", str]:
-    """Load a checkpoint and return it with the SHA-256 of the file, however often a run replaces that."""
-    from tauflow.tasks.settings import parsed
-    from tauflow.train import load
-
-    classes, data = own_classes(arguments.classes), parsed(arguments.data)
-    for _ in range(TRIES):
-        before = _digest(path)
-        trained = load(path, device, classes, data)
-        if _digest(path) == before:
-            return trained, before
-    raise replaced(path)
-
-
-def replaced(path: Path) -> CheckpointError:
-    return CheckpointError(f"{path} was replaced each time it was read; copy it and sample from the copy")
-
-
-def _digest(path: Path) -> str:
-    try:
-        return digest(path) if path.is_file() else ""
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):  # load says what is there instead
-        return ""
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot read the checkpoint {path} ({error.strerror or error}); name another one with --ckpt"
-        ) from None
-
-
-def own_classes(names: list[str]) -> list[type]:
-    """Import the user's own classes, named on the command line."""
-    from tauflow.imports import import_object
-
-    try:
-        return [import_object(name, object) for name in names]
-    except SettingsError as error:
-        raise SettingsError(f"--classes: {error}") from None
-
-
 def checkpoint_of(arguments: argparse.Namespace) -> Path:
-    """Return the checkpoint that was asked for: by its path, by its task, or else the newest."""
+    """Return the model that was asked for: by its path or name, by its task, or else the newest."""
+    if arguments.pretrained:
+        return Path(arguments.pretrained)
     if arguments.task:
         return shipped_checkpoint(arguments.task)
     return arguments.ckpt or newest_checkpoint()

@@ -42,6 +42,13 @@ class Denoiser(ABC):
         They are the sampler's own: a denoiser does not write into them.
         """
 
+    def null_condition(self, condition: Tensor | None) -> Tensor | None:
+        """Return what asks for the unconditional posterior beside a condition (B, C).
+
+        None, no condition at all, unless the network was trained to drop conditions in a way of its own.
+        """
+        return None
+
     @property
     def device(self) -> torch.device:
         """Return where to sample: where the parameters are, if there are any."""
@@ -52,7 +59,8 @@ class SplitDenoiser(Denoiser):
     """A network with hidden(x, t) -> (B, D, W) and head(rows) -> (..., V); gradients are never kept.
 
     A network that says `conditions`, a size for each column, is called as hidden(x, t, condition). It is
-    given copies, which it may overwrite. `masked` says that it may give V + 1 logits, the mask last.
+    given copies, which it may overwrite. `masked` says that it may give V + 1 logits, the mask last. A
+    network with null_condition(condition) says itself what drops a condition.
     """
 
     def __init__(self, network: Any, num_tokens: int | None = None, masked: bool = False):
@@ -65,6 +73,9 @@ class SplitDenoiser(Denoiser):
     def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
         hidden = self.network.hidden(*_copies(x, t, condition, self.conditions))
         return HiddenEvaluation(self.network.head, hidden, self.num_tokens, self.masked)
+
+    def null_condition(self, condition: Tensor | None) -> Tensor | None:
+        return _null_condition(self.network, condition)
 
     @property
     def device(self) -> torch.device:
@@ -94,6 +105,9 @@ class CallableDenoiser(Denoiser):
             )
         return LogitsEvaluation(drop_mask(logits, self.num_tokens, self.masked))
 
+    def null_condition(self, condition: Tensor | None) -> Tensor | None:
+        return _null_condition(self.function, condition)
+
     @property
     def device(self) -> torch.device:
         return _device_of(self.function)
@@ -107,6 +121,9 @@ class Wrapper(Denoiser):
         self.forwards = denoiser.forwards
         self.conditions = denoiser.conditions
         self.num_tokens = denoiser.num_tokens
+
+    def null_condition(self, condition: Tensor | None) -> Tensor | None:
+        return self.denoiser.null_condition(condition)
 
     @property
     def device(self) -> torch.device:
@@ -133,7 +150,8 @@ class GuidedDenoiser(Wrapper):
 
     def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
         first = self.denoiser.evaluate(x, t, condition).kept()  # both may be one network
-        second = (self.unconditional or self.denoiser).evaluate(x, t, None)
+        other = self.unconditional or self.denoiser
+        second = other.evaluate(x, t, other.null_condition(condition))
         return GuidedEvaluation(first, second, self.weight)
 
 
@@ -252,6 +270,12 @@ def _copies(
     if condition is None:
         return *copies, torch.full((len(x), len(conditions)), DROPPED, device=x.device)
     return *copies, condition.to(x.device, copy=True)
+
+
+def _null_condition(model: Any, condition: Tensor | None) -> Tensor | None:
+    """Return what a network or callable makes of a condition to drop it; None where it says nothing."""
+    drop = getattr(model, "null_condition", None)
+    return drop(condition) if callable(drop) else None
 
 
 def _device_of(model: Any) -> torch.device:

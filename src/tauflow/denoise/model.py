@@ -20,9 +20,10 @@ from tauflow.denoise.denoiser import (
 )
 from tauflow.devices import precise
 from tauflow.errors import SamplingError
-from tauflow.process import Mixture, Process, Schedule
+from tauflow.process import Metric, Mixture, Process, Schedule, Uniform, schedule_from
 
 ChannelsName = Literal["together", "apart"]
+RatesName = Literal["mixture", "metric"]
 MOST_COORDINATES = 2**31  # of all samples of one call
 
 
@@ -117,14 +118,33 @@ class Model:
         which kappa had the value of now in its training.
         """
         trained = self.process
-        if not isinstance(trained, Mixture):
-            raise SamplingError(f"{trained} has no schedule to change; it needs a Mixture")
-        process = Mixture(trained.source, schedule)
+        if not isinstance(trained, Mixture | Metric):
+            raise SamplingError(f"{trained} has no schedule to change; it needs a Mixture or a Metric")
+        process = dataclasses.replace(trained, schedule=schedule_from(schedule))
 
         def own_time(t: Tensor) -> Tensor:
             return trained.schedule.t_from_kappa(process.schedule.kappa(t.to(precise(t.device))))
 
         return dataclasses.replace(self, process=process, denoiser=RetimedDenoiser(self.denoiser, own_time))
+
+    def with_rates(self, rates: RatesName) -> "Model":
+        """Return the model with jumps of one path and the posterior, at the same t, of its training.
+
+        `metric` are those of a metric path itself. `mixture` takes it for a mixture from uniform noise with
+        kappa = t, a surrogate that is not the path of its training: the simplest reading of how a paper on
+        mixtures samples such a model.
+        """
+        if rates not in get_args(RatesName):
+            raise SamplingError(f"rates must be {' or '.join(get_args(RatesName))}, got {rates!r}")
+        if isinstance(self.process, Metric) and rates == "mixture":
+            surrogate = Mixture(Uniform(self.process.num_tokens), "linear")
+            return dataclasses.replace(self, process=surrogate)
+        if rates == "metric" and not isinstance(self.process, Metric):
+            raise SamplingError(
+                f"metric rates need a codebook, which this model ({self.process}) has not; use its own, "
+                "rates=mixture, or train with --model.source metric"
+            )
+        return self
 
     def tempered(self, temperature: float) -> "Model":
         """Return the model with its logits divided by a temperature."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -14,6 +15,8 @@ MARGIN = 12  # around everything, and between blocks
 LINE = 18  # of text
 DPI = 100
 TITLE, LABEL, CAPTION = 11.0, 9.0, 8.0  # sizes of text in points
+CAPTION_LINE = 13  # pixels of a line of a caption that has several
+MOST_LINES = 3  # of a caption
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,22 @@ class Strip:
         """Return the whole number by which small pictures are enlarged."""
         return max(1, -(-TILE // max(self.pictures.shape[1:3])))
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Return the height and width of an enlarged picture."""
+        height, width = self.pictures.shape[1:3]
+        return self.scale * height, self.scale * width
+
+    @cached_property
+    def lines(self) -> list[list[str]]:
+        """Return the lines of each caption."""
+        return [wrapped(caption, CAPTION, self.size[1]) for caption in self.captions]
+
+    @property
+    def above(self) -> int:
+        """Return the pixels that captions take above the pictures."""
+        return LINE + CAPTION_LINE * (max(map(len, self.lines)) - 1) if self.captions else 0
+
 
 @dataclass(frozen=True)
 class Block:
@@ -50,9 +69,7 @@ def mosaic(blocks: Sequence[Block], across: int = 1) -> Figure:
     labels = max(text_width(strip.label, LABEL) for strip in strips)
     labels += 2 * GAP if labels else 0
     titles = max(text_width(block.title, TITLE) for block in blocks)
-    widest = max(
-        len(strip.pictures) * (strip.scale * strip.pictures.shape[2] + GAP) - GAP for strip in strips
-    )
+    widest = max(len(strip.pictures) * (strip.size[1] + GAP) - GAP for strip in strips)
     column = max(widest, titles - (labels if across == 1 else 0)) + MARGIN
     lines = [blocks[number : number + across] for number in range(0, len(blocks), across)]
     heights = [max(_height(block) for block in line) + MARGIN for line in lines]
@@ -67,9 +84,8 @@ def mosaic(blocks: Sequence[Block], across: int = 1) -> Figure:
 
 
 def _height(block: Block) -> int:
-    captions = sum(LINE for strip in block.strips if strip.captions)
-    tiles = sum(strip.scale * strip.pictures.shape[1] + GAP for strip in block.strips)
-    return (LINE + GAP if block.title else 0) + captions + tiles - GAP
+    rows = sum(strip.above + strip.size[0] + GAP for strip in block.strips)
+    return (LINE + GAP if block.title else 0) + rows - GAP
 
 
 def text_width(text: str, points: float) -> int:
@@ -89,6 +105,18 @@ def shortened(text: str, points: float, width: int) -> str:
     return f"{text}…"
 
 
+def wrapped(text: str, points: float, width: int) -> list[str]:
+    """Return a text in lines of at most `width` pixels, MOST_LINES at most; what is longer is cut off."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if not lines[-1] or len(lines) == MOST_LINES or text_width(longer, points) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return [shortened(line, points, width) for line in lines]
+
+
 class Canvas:
     """Pixels, and texts that will be written over them."""
 
@@ -102,16 +130,15 @@ class Canvas:
             self._write(x - labels, y, block.title, fontsize=TITLE)
             y += LINE + GAP
         for strip in block.strips:
-            y += LINE if strip.captions else 0
+            y += strip.above
+            height, width = strip.size
             for number, picture in enumerate(strip.pictures):
-                tile = picture.repeat(strip.scale, 0).repeat(strip.scale, 1)
-                height, width = tile.shape[:2]
                 left = x + number * (width + GAP)
+                tile = picture.repeat(strip.scale, 0).repeat(strip.scale, 1)
                 self.pixels[y : y + height, left : left + width] = tile
-                if strip.captions:
-                    caption = shortened(strip.captions[number], CAPTION, width)
-                    self._write(left + width / 2, y - LINE, caption, fontsize=CAPTION, ha="center")
-            height = strip.scale * strip.pictures.shape[1]
+                for line, text in enumerate(reversed(strip.lines[number]) if strip.captions else ()):
+                    top = y - LINE - line * CAPTION_LINE
+                    self._write(left + width / 2, top, text, fontsize=CAPTION, ha="center")
             if labels:
                 self._write(x - 2 * GAP, y + height / 2, strip.label, fontsize=LABEL, ha="right", va="center")
             y += height + GAP

@@ -5,7 +5,9 @@ What a task's `show` returns is a list of texts, or pictures as an array uint8 (
 
 import dataclasses
 import math
+import textwrap
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import numpy as np
 import torch
@@ -26,6 +28,7 @@ ACROSS = 10  # pictures of a row
 BESIDE = 16  # of rows of blocks that stand beside each other
 FRAMES = 12  # of a film strip
 AS_TEXT = 4  # pictures of a cell that samples.txt shows in characters
+IN_TERMINAL = 32  # pixels of the longer side of a picture in characters; larger ones are reduced
 
 
 def samples_of(cell: Cell, task: Task) -> Samples:
@@ -68,9 +71,10 @@ def captions_of(cell: Cell, task: Task) -> list[str]:
 
 
 def headline(cell: Cell, results: Results) -> str:
-    """Return a line on a cell: what it is, and its metrics."""
+    """Return a line on a cell: what it is, and its metrics without their parts, such as those of a class."""
     found = {each.metric: each.measured for each in cell.records}
-    shown = [name for name in results.scales if name in found and not math.isnan(found[name].value)]
+    names = [name for name in results.scales if name in found and not math.isnan(found[name].value)]
+    shown = [name for name in names if not any(name.startswith(f"{other}_") for other in names)]
     facts = [f"{name} {number_text(found[name])}" for name in shown]
     counts = [each.measured.value for each in cell.records if each.metric == "samples"]
     over = f" over {counts[0]:g} samples" if counts else ""
@@ -82,17 +86,21 @@ def samples_text(results: Results, task: Task) -> str:
     parts = []
     for cell in results.cells:
         shown = samples_of(cell, task)
-        if len(shown):
-            most = AS_TEXT if isinstance(shown, np.ndarray) else len(shown)
-            parts.append(f"{headline(cell, results)}\n\n{as_text(shown[:most])}\n")
+        if isinstance(shown, np.ndarray):
+            texts = [_characters(picture) for picture in reduced(shown[:AS_TEXT])]
+            names = captions_of(cell, task)
+            shown = [f"{name}\n{text}" for name, text in zip(names, texts, strict=False)] if names else texts
+        if shown:
+            parts.append("\n\n".join([headline(cell, results), *shown, ""]))
     return "\n".join(parts)
 
 
-def as_text(shown: Samples) -> str:
-    """Return samples as plain text, with an empty line between them."""
-    if isinstance(shown, np.ndarray):
-        return "\n\n".join(_characters(picture) for picture in shown)
-    return "\n\n".join(shown)
+def reduced(pictures: np.ndarray) -> np.ndarray:
+    """Return pictures (B, H, W, 3) for a terminal: means over squares where they are large."""
+    step = -(-max(pictures.shape[1:3]) // IN_TERMINAL)
+    height, width = (max(1, size // step) for size in pictures.shape[1:3])
+    squares = pictures[:, : height * step, : width * step].reshape(-1, height, step, width, step, 3)
+    return squares.mean((2, 4)).round().astype(np.uint8)
 
 
 def _characters(picture: np.ndarray) -> str:
@@ -111,16 +119,17 @@ def print_samples(cell: Cell, results: Results, task: Task) -> None:
     console = Console()
     console.print(headline(cell, results), markup=False, highlight=False, soft_wrap=True)
     if not isinstance(shown, np.ndarray):
-        print(f"\n{as_text(shown)}\n")
+        print("\n".join(["", "\n\n".join(shown), ""]))
         return
+    shown = reduced(shown)
     cells = shown.shape[2] * (1 if console.is_terminal else 2)  # of a line that a picture takes
     fit = max(1, (console.width + 1) // (cells + 1))
-    captions = [f"{text[:cells]:{cells}}" for text in captions_of(cell, task)[:fit]]
-    console.print(" ".join(captions), markup=False, highlight=False, soft_wrap=True)
-    lines = [
-        (_blocks if console.is_terminal else _characters)(picture).splitlines() for picture in shown[:fit]
-    ]
-    for line in zip(*lines, strict=True):
+    captions = [textwrap.wrap(name, cells) for name in captions_of(cell, task)[:fit]]
+    for line in zip_longest(*captions, fillvalue=""):
+        text = " ".join(f"{words:{cells}}" for words in line)
+        console.print(text.rstrip(), markup=False, highlight=False, soft_wrap=True)
+    draw = _blocks if console.is_terminal else _characters
+    for line in zip(*(draw(picture).splitlines() for picture in shown[:fit]), strict=True):
         console.print(Text.from_ansi(" ".join(line)), soft_wrap=True)
 
 

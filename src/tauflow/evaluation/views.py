@@ -12,6 +12,7 @@ from tauflow.samplers.spec import spec_name
 WORDS = {
     "guidance": "guidance {}",
     "history": "history: {}",
+    "rates": "{} rates",
     "nfe": "NFE {}",
     "law": "{} law",
     "domain": "{} domain",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tauflow.denoise import DROPPED
+from tauflow.errors import SettingsError
 
 
 class ConditionFeatures(nn.Module):
@@ -28,6 +29,27 @@ class ConditionFeatures(nn.Module):
             assert isinstance(table, nn.Embedding)
             total = total + table(torch.where(column == DROPPED, table.num_embeddings - 1, column))
         return total
+
+
+class ConditionTokens(nn.Module):
+    """A token for each column of a condition, of one vocabulary; the last row of its table is "not given"."""
+
+    def __init__(self, conditions: tuple[int, ...], width: int):
+        super().__init__()
+        if len(set(conditions)) > 1:
+            raise SettingsError(
+                f"condition=tokens reads columns of one vocabulary, these have {conditions} values; use "
+                "condition=added"
+            )
+        self.words = nn.Embedding(conditions[0] + 1, width)
+        self.columns = nn.Parameter(torch.randn(len(conditions), width))
+
+    def forward(self, condition: Tensor | None, count: int) -> Tensor:
+        """Return tokens (B, C, W) of a condition (B, C); none at all is one that drops every column."""
+        dropped = self.words.num_embeddings - 1
+        if condition is None:
+            condition = torch.full((count, len(self.columns)), DROPPED, device=self.columns.device)
+        return self.words(torch.where(condition == DROPPED, dropped, condition)) + self.columns
 
 
 class TimeFeatures(nn.Module):

@@ -6,7 +6,7 @@ Shapes: B batch, D coordinates, V data tokens, W width, H heads, K = W / H, C co
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from tauflow.errors import SettingsError
 from tauflow.networks.base import Network, NetworkConfig
-from tauflow.networks.features import ConditionFeatures, TimeFeatures
+from tauflow.networks.features import ConditionFeatures, ConditionTokens, TimeFeatures
 
+ConditionName = Literal["added", "tokens"]
 LARGEST = {"width": 2**16, "blocks": 256, "heads": 1024, "mlp_ratio": 64, "time_width": 2**16}
 """Sizes beyond any network that has been trained: larger ones are mistakes."""
 
@@ -33,6 +34,10 @@ class TransformerConfig(NetworkConfig):
             posterior does not depend on t.
         time_width: number of learned functions of t from which each block's first layer norm takes its scale
             and shift.
+        condition: how a condition enters: added to every state (a class), or as tokens that the states attend
+            to (the words of a caption).
+        rotary_base: the longest wavelength of the rotary positions, over 2 pi; a small one suits a small
+            grid.
     """
 
     takes_condition: ClassVar[bool] = True
@@ -43,6 +48,8 @@ class TransformerConfig(NetworkConfig):
     mlp_ratio: int = 4
     time: bool = True
     time_width: int = 64
+    condition: ConditionName = "added"
+    rotary_base: float = 10_000.0
 
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in LARGEST}
@@ -53,15 +60,21 @@ class TransformerConfig(NetworkConfig):
                 f"width {self.width} must be a multiple of 2 * heads = {2 * self.heads}, so that each head "
                 "can be rotated in pairs"
             )
+        if self.condition not in get_args(ConditionName):
+            raise SettingsError(f"condition must be added or tokens, got {self.condition!r}")
+        if not 1 < self.rotary_base <= 1e9:
+            raise SettingsError(f"rotary_base must be above 1, at most 1e9, got {self.rotary_base}")
 
     def build(
         self, shape: tuple[int, ...], num_states: int, num_tokens: int, conditions: tuple[int, ...] = ()
     ) -> "Transformer":
+        if self.condition == "tokens" and not conditions:
+            raise SettingsError("condition=tokens needs a task with conditions; drop it, or use another task")
         return Transformer(self, num_states, num_tokens, conditions, shape)
 
 
 class Transformer(Network):
-    """States with rotary positions, of a sequence or a grid; a condition is added to every embedding."""
+    """States with rotary positions, of a sequence or a grid; a condition is added or stands before them."""
 
     def __init__(
         self,
@@ -83,7 +96,8 @@ class Transformer(Network):
         self.output = nn.Linear(config.width, num_tokens)
         self._initialise()
         if conditions:  # made last: without conditions nothing else is drawn
-            self.condition = ConditionFeatures(self.conditions, config.width)
+            kind = ConditionTokens if config.condition == "tokens" else ConditionFeatures
+            self.condition = kind(self.conditions, config.width)
 
     def _initialise(self) -> None:
         for module in self.modules():
@@ -105,15 +119,19 @@ class Transformer(Network):
     ) -> Tensor:
         """Return hidden states (B, D, W); `mask` (B, D) is false on padding."""
         h = self.embedding(x)  # (B, D, W)
+        words = 0  # tokens of the condition, before those of x
         if self.conditions:
-            h = h + self.condition(condition, len(x))[:, None]
+            told = self.condition(condition, len(x))  # (B, W) or (B, C, W)
+            words = told.shape[1] if told.ndim == 3 else 0
+            h = torch.cat([told, h], dim=1) if words else h + told[:, None]
         time = None if self.time is None else self.time(t)  # (B, time_width)
-        axes = self.grid or (x.shape[1],)
-        rotation = _rotation(axes, self.config.width // self.config.heads, h.device, h.dtype)
-        attended = None if mask is None else mask[:, None, None, :]  # (B, 1, 1, D)
+        axes, size = self.grid or (x.shape[1],), self.config.width // self.config.heads
+        rotation = _rotation(axes, size, h.device, h.dtype, words, self.config.rotary_base)
+        if mask is not None:
+            mask = F.pad(mask, (words, 0), value=True)[:, None, None, :]  # (B, 1, 1, C + D)
         for block in self.blocks:
-            h = block(h, time, rotation, attended)
-        return self.norm(h, time)
+            h = block(h, time, rotation, mask)
+        return self.norm(h[:, words:], time)
 
     def head(self, rows: Tensor) -> Tensor:
         return self.output(rows)
@@ -165,11 +183,16 @@ class Norm(nn.Module):
 
 @functools.lru_cache(maxsize=16)
 def _rotation(
-    axes: tuple[int, ...], size: int, device: torch.device, dtype: torch.dtype
+    axes: tuple[int, ...],
+    size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    words: int = 0,
+    base: float = 10_000.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return rotary tables (cos, sin), each (D, 1, 1, K / 2), cached by shape, device and dtype.
+    """Return rotary tables (cos, sin), each (words + D, 1, 1, K / 2), cached by shape, device and dtype.
 
-    On a grid each axis turns a share of the pairs by the position along it.
+    On a grid each axis turns a share of the pairs by the position along it; words before it are not turned.
     """
     with torch.inference_mode(False):  # whoever calls first, training must be able to use the tables
         pairs = size // 2
@@ -177,9 +200,9 @@ def _rotation(
         places = torch.meshgrid(*(torch.arange(length) for length in axes), indexing="ij")
         angles = []
         for place, share in zip(places, shares, strict=True):
-            frequency = 10_000.0 ** -(torch.arange(share, dtype=torch.float64) / max(1, share))
+            frequency = base ** -(torch.arange(share, dtype=torch.float64) / max(1, share))
             angles.append(place.flatten().double()[:, None] * frequency)
-        angle = torch.cat(angles, dim=1)  # (D, K / 2)
+        angle = F.pad(torch.cat(angles, dim=1), (0, 0, words, 0))  # (words + D, K / 2)
         cos, sin = (table[:, None, None].to(dtype).to(device) for table in (angle.cos(), angle.sin()))
     return cos, sin
 

@@ -6,13 +6,14 @@ Its clock is tau = -ln(1 - kappa) (Eq. tau_def). In tau the rate of a jump to s 
 itself (Eq. cancel), so the intensities of a coordinate sum to at most 1 whatever the source is.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tauflow.errors import SettingsError
-from tauflow.process.noise import Noise, Process
+from tauflow.process.noise import Process, Redrawn
 from tauflow.process.schedules import Schedule, schedule_from
 from tauflow.process.sources import Source
 
@@ -43,8 +44,6 @@ class Mixture(Process):
 
     source: Source
     schedule: Schedule
-
-    mass = 1.0
 
     def __init__(self, source: Source, schedule: Schedule | str):
         if not isinstance(source, Source):
@@ -78,11 +77,16 @@ class Mixture(Process):
     def start_law(self) -> Tensor:
         return self.source.law
 
-    def noise(self, t: Tensor, length: int, generator: torch.Generator | None = None) -> Noise:
+    def law_at(self, t: float) -> Tensor:
+        kappa = self.schedule.kappa(t)
+        kept = torch.eye(self.num_tokens, self.num_states, dtype=torch.float64)
+        return kappa * kept + (1 - kappa) * self.source.law
+
+    def noise(self, t: Tensor, length: int, generator: torch.Generator | None = None) -> Redrawn:
         shape = (len(t), length)
         coins = torch.rand(shape, generator=generator, dtype=t.dtype, device=t.device)
         corrupted = coins >= self.schedule.kappa(t)[:, None]
-        return Noise(t, corrupted, self.source.sample(shape, generator).to(t.device))
+        return Redrawn(t, corrupted, self.source.sample(shape, generator).to(t.device))
 
     def movable(self, x: Tensor) -> Tensor:
         return self.source.movable(x)
@@ -90,23 +94,34 @@ class Mixture(Process):
     def masks(self, x: Tensor) -> Tensor:
         return self.source.masks(x)
 
+    def mass(self, t: float) -> float:
+        return 1.0
+
     def intensity(self, rows: Tensor, tokens: Tensor, t: float) -> Tensor:
         return self.source.only_jumps(rows, tokens)
 
     def only_jumps(self, intensity: Tensor, tokens: Tensor) -> Tensor:
         return self.source.only_jumps(intensity, tokens)
 
-    def kernel(self, rows: Tensor, tokens: Tensor, step: float) -> Tensor:
+    def kernel(self, rows: Tensor, tokens: Tensor, clock: float, clock_next: float) -> Tensor:
         """Return P(y) = (1 - rho) 1{y = x} + rho p(y) where x may move, rho = 1 - exp(-dtau)."""
-        rho = -torch.expm1(-torch.tensor(step, dtype=torch.float64)) * self.movable(tokens)[:, None]
+        rho = self.reach(clock, clock_next) * self.movable(tokens)[:, None].double()
         stay = torch.nn.functional.one_hot(tokens, self.num_states).double()
         padded = torch.nn.functional.pad(rows.double(), (0, self.num_states - self.num_tokens))
         return (1 - rho) * stay + rho * padded
 
+    def reach(self, clock: float, clock_next: float) -> float:
+        return -math.expm1(clock - clock_next)
+
+    def follow(
+        self, tokens: Tensor, x_1: Tensor, clock: float, clock_next: float, generator: torch.Generator
+    ) -> Tensor:
+        return x_1
+
     def evidence(self, x: Tensor, t: Tensor) -> Tensor:
         return self.source.seen(x, self.schedule.kappa(t.double())[:, None, None])
 
-    def bound(self, logits: Tensor, x_t: Tensor, x_1: Tensor) -> Tensor:
+    def bound(self, logits: Tensor, x_t: Tensor, x_1: Tensor, t: Tensor) -> Tensor:
         """Return the generalized KL of the conditional rates from the model's, of each row, per unit of tau.
 
         With conditional rate 1{s = x_1} and model rate p(s) to every s != x_t, the divergence sum_s [ u ln(u

@@ -4,46 +4,86 @@ Shapes: B sequences, D coordinates, V data tokens, R rows. Noise is drawn apart 
 be a pure function of a seed and a step.
 """
 
+import dataclasses
 from abc import ABC, abstractmethod
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
+from tauflow.devices import precise
+
 LossOn = Literal["corrupted", "all"]
 
 
-class Noise(NamedTuple):
-    """Everything random about corrupting a batch; `rows` takes a part of it."""
+@dataclass(frozen=True)
+class Noise(ABC):
+    """Abstract: everything random about corrupting a batch; `rows` takes a part of it."""
 
     t: Tensor  # (B,)
-    corrupted: Tensor  # (B, D) bool: redrawn from the source, perhaps as the token that was there
+
+    @abstractmethod
+    def corrupt(self, x_1: Tensor) -> Tensor:
+        """Return x_t (B, D) of data x_1 (B, D)."""
+
+    @abstractmethod
+    def redrawn(self, x_1: Tensor, x_t: Tensor) -> Tensor:
+        """Return which coordinates (B, D) of the x_t that data x_1 became are noise."""
+
+    def rows(self, index: Tensor) -> Self:
+        return self._each(lambda part: part[index])
+
+    def to(self, device: torch.device) -> Self:
+        return self._each(lambda part: part.to(device))
+
+    def joined(self, others: Sequence[Self]) -> Self:
+        """Return this noise and that of more sequences as one."""
+        parts = {name: [part] for name, part in self._parts.items()}
+        for other in others:
+            for name, part in other._parts.items():
+                parts[name].append(part)
+        return dataclasses.replace(self, **{name: torch.cat(each) for name, each in parts.items()})
+
+    @property
+    def _parts(self) -> dict[str, Tensor]:
+        named = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return {name: part for name, part in named.items() if isinstance(part, Tensor)}
+
+    def _each(self, function: Callable[[Tensor], Tensor]) -> Self:
+        return dataclasses.replace(self, **{name: function(part) for name, part in self._parts.items()})
+
+
+@dataclass(frozen=True)
+class Redrawn(Noise):
+    """Coordinates that are redrawn from the source, whatever the data is, and as what."""
+
+    corrupted: Tensor  # (B, D) bool: redrawn, perhaps as the token that was there
     x_0: Tensor  # (B, D)
 
     def corrupt(self, x_1: Tensor) -> Tensor:
         return torch.where(self.corrupted, self.x_0, x_1)
 
-    def rows(self, index: Tensor) -> "Noise":
-        return Noise(*(part[index] for part in self))
-
-    def to(self, device: torch.device) -> "Noise":
-        return Noise(*(part.to(device) for part in self))
+    def redrawn(self, x_1: Tensor, x_t: Tensor) -> Tensor:
+        return self.corrupted
 
 
 class Process(ABC):
     """Abstract: a path from noise at t = 0 to data at t = 1, and its jumps given a posterior of the data.
 
     Jumps are counted on the process's own clock: a time, zero at t = 0, on which the intensities are bounded
-    by `mass` before any posterior row is read.
+    by `mass` before any posterior row is read. 1 - exp(-clock) is the share of the way that is done: kappa of
+    a mixture, and what plays its part (grids, cutoffs, the bound) for any other process.
     """
 
     num_tokens: int  # V
     num_states: int  # S: how many states the network must embed
     name: str  # what kind of noise it is, in messages and results
     recommended: str  # the sampler `auto`
-    mass: float  # bound on the sum of the intensities of a coordinate, per unit of the clock
     loss_on: LossOn  # on which coordinates the cross-entropy is taken
-    bound_cutoff: float  # 1 - kappa where the bound ends with a draw from the posterior
+    redraws: bool = True  # whether its noise is `Redrawn`: it says, apart from the data, where
+    bound_cutoff: float  # 1 - share where the bound ends with a draw from the posterior
     absorbing: bool  # whether a coordinate moves once, from a mask
     channels: int  # tokens that a movable coordinate can jump to
 
@@ -63,7 +103,14 @@ class Process(ABC):
 
     @abstractmethod
     def t_from_share(self, share: Tensor) -> Tensor:
-        """Return the times at which this share of the coordinates carries its data token."""
+        """Return the times at which this share of the way is done."""
+
+    def bound_times(self, kappa: Tensor) -> tuple[Tensor, Tensor]:
+        """Return times for the bound, of numbers spread evenly over [0, 1 - cutoff), and d clock per number.
+
+        By default they are shares of the way, where d clock = d share / (1 - share).
+        """
+        return self.t_from_share(kappa), (1 - self.bound_cutoff) / (1 - kappa)
 
     # States
 
@@ -76,6 +123,10 @@ class Process(ABC):
         """Return the law of a coordinate of x_0, float64 (S,)."""
 
     @abstractmethod
+    def law_at(self, t: float) -> Tensor:
+        """Return the law of a coordinate of x_t for each data token, float64 (V, S)."""
+
+    @abstractmethod
     def noise(self, t: Tensor, length: int, generator: torch.Generator | None = None) -> Noise:
         """Draw noise for sequences of the given length at the times t (B,)."""
 
@@ -84,7 +135,8 @@ class Process(ABC):
     ) -> tuple[Tensor, Tensor]:
         """Draw x_t (B, D) from data x_1 (B, D) at times t (B,); also say which coordinates were redrawn."""
         noise = self.noise(t, x_1.shape[1], generator)
-        return noise.corrupt(x_1), noise.corrupted
+        x_t = noise.corrupt(x_1)
+        return x_t, noise.redrawn(x_1, x_t)
 
     @abstractmethod
     def movable(self, x: Tensor) -> Tensor:
@@ -97,24 +149,47 @@ class Process(ABC):
     # Jumps
 
     @abstractmethod
+    def mass(self, t: float) -> float:
+        """Return a bound on the sum of the intensities of a coordinate at t, per unit of the clock."""
+
+    @abstractmethod
     def intensity(self, rows: Tensor, tokens: Tensor, t: float) -> Tensor:
         """Return intensities (R, V) of jumps from tokens (R,) at t, on the clock; may overwrite rows."""
+
+    def toward(self, x_1: Tensor, tokens: Tensor, t: float) -> Tensor:
+        """Return intensities (R, V) of jumps from tokens (R,) at t where x_1 (R,) is known, on the clock."""
+        known = torch.nn.functional.one_hot(x_1, self.num_tokens).to(precise(x_1.device))
+        return self.intensity(known, tokens, t)
 
     @abstractmethod
     def only_jumps(self, intensity: Tensor, tokens: Tensor) -> Tensor:
         """Set to 0, in place, the intensities (R, V) of what is no jump from the tokens (R,)."""
 
+    def discarded(self, rows: Tensor) -> float:
+        """Return the share of the mass of posterior rows (R, V) that `intensity` does not look at."""
+        return 0.0
+
     @abstractmethod
-    def kernel(self, rows: Tensor, tokens: Tensor, step: float) -> Tensor:
-        """Return the law (R, S) after a step of the clock from tokens (R,), with frozen rows (R, V)."""
+    def kernel(self, rows: Tensor, tokens: Tensor, clock: float, clock_next: float) -> Tensor:
+        """Return the law (R, S) at clock_next from tokens (R,) at clock, with x_1 drawn from rows (R, V)."""
+
+    @abstractmethod
+    def reach(self, clock: float, clock_next: float) -> float:
+        """Return a bound on the probability that a coordinate moves between two values of the clock."""
+
+    @abstractmethod
+    def follow(
+        self, tokens: Tensor, x_1: Tensor, clock: float, clock_next: float, generator: torch.Generator
+    ) -> Tensor:
+        """Draw tokens (R,) at clock_next on the way to x_1 (R,), given that a coin of `reach` chose them."""
 
     @abstractmethod
     def evidence(self, x: Tensor, t: Tensor) -> Tensor:
         """Return p(x_t^d | x_1^d = s) up to a factor without s, float64 (B, D, V)."""
 
     @abstractmethod
-    def bound(self, logits: Tensor, x_t: Tensor, x_1: Tensor) -> Tensor:
-        """Return the integrand (R,) of the bound on -ln p(x_1), per unit of the clock."""
+    def bound(self, logits: Tensor, x_t: Tensor, x_1: Tensor, t: Tensor) -> Tensor:
+        """Return the integrand (R,) of the bound on -ln p(x_1) at times t (R,), per unit of the clock."""
 
 
 def stratified_times(count: int, generator: torch.Generator | None = None) -> Tensor:

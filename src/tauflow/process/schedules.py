@@ -7,6 +7,7 @@ Symbols (t in [0, 1], data at t = 1):
     survival(t)     1 - kappa(t), the share that does not, computed without cancellation near t = 1
     tau(t)          -ln(1 - kappa), the reparameterised time of the paper (Eq. tau_def)
     rate_factor(t)  kappa_dot / (1 - kappa) = d tau / dt (Eq. rate_factor); infinite at t = 1
+    odds(t)         kappa / (1 - kappa), which a metric path takes for its beta; infinite at t = 1
 
 A schedule states `kappa`, `survival`, `kappa_dot` and how to invert the pair (kappa, survival); the rest is
 derived here, once. Everything takes and returns tensors of the same shape and dtype, or Python numbers
@@ -93,6 +94,14 @@ class Schedule(ABC):
         survival = self._survival(t)
         return torch.where(survival == 0, math.inf, self._kappa_dot(t) / survival)
 
+    @_elementwise
+    def odds(self, t: Tensor) -> Tensor:
+        return self._kappa(t) / self._survival(t)
+
+    @_elementwise
+    def t_from_odds(self, odds: Tensor) -> Tensor:
+        return self._invert(1 / (1 + 1 / odds), 1 / (1 + odds))
+
 
 @dataclass(frozen=True)
 class Polynomial(Schedule):
@@ -154,6 +163,37 @@ class CosineSquared(Schedule):
         return torch.atan2(torch.sqrt(kappa), torch.sqrt(survival)) * (2 / math.pi)
 
 
+@dataclass(frozen=True)
+class Beta(Schedule):
+    """kappa / (1 - kappa) = scale (t / (1 - t))^power; by default beta_t of FUDOKI, for a metric path."""
+
+    scale: float = 3.0
+    power: float = 0.9
+
+    def __post_init__(self) -> None:
+        for name, value in (("scale", self.scale), ("power", self.power)):
+            if not (isinstance(value, Real) and 0 < value < math.inf):
+                raise SettingsError(
+                    f"a beta schedule needs a finite {name} > 0, got {value!r}; use scale 3 and power 0.9 if "
+                    "unsure"
+                )
+
+    def _kappa(self, t: Tensor) -> Tensor:
+        return 1 / (1 + ((1 - t) / t) ** self.power / self.scale)
+
+    def _survival(self, t: Tensor) -> Tensor:
+        return 1 / (1 + self.scale * (t / (1 - t)) ** self.power)
+
+    def _kappa_dot(self, t: Tensor) -> Tensor:
+        """Return power kappa (1 - kappa) / (t (1 - t)), without 0 / 0 at either end."""
+        first = self._survival(t) ** 2 * self.scale * t ** (self.power - 1) * (1 - t) ** (-self.power - 1)
+        last = self._kappa(t) ** 2 / self.scale * (1 - t) ** (self.power - 1) * t ** (-self.power - 1)
+        return self.power * torch.where(t < 0.5, first, last)
+
+    def _invert(self, kappa: Tensor, survival: Tensor) -> Tensor:
+        return 1 / (1 + (self.scale * survival / kappa) ** (1 / self.power))
+
+
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "linear": lambda: Polynomial(1.0),
     "quadratic": lambda: Polynomial(2.0),
@@ -161,6 +201,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "polynomial": Polynomial,
     "cosine": Cosine,
     "cosine_squared": CosineSquared,
+    "beta": Beta,
 }
 
 
@@ -175,5 +216,6 @@ def schedule_from(schedule: Schedule | type[Schedule] | str, **options: Any) -> 
     try:
         return SCHEDULES[schedule](**options)
     except TypeError:
-        wanted = "needs exponent=..." if schedule == "polynomial" else "takes no options"
+        options_of = {"polynomial": "needs exponent=...", "beta": "takes scale=... and power=..."}
+        wanted = options_of.get(schedule, "takes no options")
         raise SettingsError(f"schedule {schedule!r} {wanted}, got {options or 'none'}") from None

@@ -5,7 +5,8 @@ token).
 
 A source is either a law over the data tokens (`Uniform`, `Marginal`, or one of your own: state `law`), or it
 absorbs nothing but masks (`Masked`). To add one, write a subclass with a `law` and name it in SOURCES, or
-give `--model.source` its import path.
+give `--model.source` its import path. `path` says how it leads to the data: as a mixture, or, for `Codebook`,
+through codes that are ever closer to those of the data.
 """
 
 import difflib
@@ -14,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,6 +23,10 @@ from torch import Tensor
 from tauflow.devices import precise
 from tauflow.errors import SettingsError
 from tauflow.imports import import_object
+
+if TYPE_CHECKING:
+    from tauflow.process.noise import Process
+    from tauflow.process.schedules import Schedule
 
 MOST_TOKENS = 2**24
 
@@ -55,6 +61,12 @@ class Source(ABC):
     @abstractmethod
     def law(self) -> Tensor:
         """Return the law of a coordinate of x_0 over the S states, float64 (S,)."""
+
+    def path(self, schedule: "Schedule | str") -> "Process":
+        """Return the process that leads from this source to the data."""
+        from tauflow.process.mixture import Mixture
+
+        return Mixture(self, schedule)
 
     @property
     def name(self) -> str:
@@ -187,15 +199,69 @@ class Marginal(Source):
         return torch.tensor(self.probabilities, dtype=torch.float64)
 
 
-SOURCES: dict[str, type[Source]] = {"masked": Masked, "uniform": Uniform, "marginal": Marginal}
+@dataclass(frozen=True, init=False)
+class Codebook(Uniform):
+    """x_0 is uniform over codes with vectors, and leads to the data through codes that are ever closer.
+
+    Args:
+        vectors: one for each data token (V, E); only their directions matter, which must all differ.
+    """
+
+    vectors: tuple[tuple[float, ...], ...] = field(repr=False)
+
+    recommended = "tr_cie(grid=tau)"
+
+    def __init__(self, vectors: Sequence[Sequence[float]] | Tensor):
+        try:
+            values = torch.as_tensor(vectors, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError):
+            values = torch.tensor(torch.nan)
+        if values.ndim != 2 or not (values.isfinite().all() and values.any(-1).all()):
+            raise SettingsError(
+                "a codebook needs a vector of finite numbers, not all 0, for each token: give a tensor (V, E)"
+            )
+        object.__setattr__(self, "num_tokens", len(values))
+        object.__setattr__(self, "vectors", tuple(map(tuple, values.tolist())))
+        self.__post_init__()
+        if len(self.directions.float().unique(dim=0)) < len(values):
+            raise SettingsError(
+                "two codes of the codebook have the same direction, so the path cannot tell them apart; give "
+                "each token a direction of its own"
+            )
+
+    @property
+    def name(self) -> str:
+        return "metric"
+
+    @cached_property
+    def directions(self) -> Tensor:
+        """Return the vectors with length 1, float64 (V, E)."""
+        return torch.nn.functional.normalize(torch.tensor(self.vectors, dtype=torch.float64), dim=-1)
+
+    def path(self, schedule: "Schedule | str") -> "Process":
+        from tauflow.process.metric import Metric
+
+        return Metric(self, schedule)
+
+
+SOURCES: dict[str, type[Source]] = {
+    "masked": Masked,
+    "uniform": Uniform,
+    "marginal": Marginal,
+    "metric": Codebook,
+}
 
 
 def source_from(
-    source: Source | str, num_tokens: int, unigrams: Callable[[], Tensor] | None = None
+    source: Source | str,
+    num_tokens: int,
+    unigrams: Callable[[], Tensor] | None = None,
+    codebook: Callable[[], Tensor] | None = None,
 ) -> Source:
     """Return a source from itself, its name, or the import path of a class of your own.
 
-    `unigrams` gives the unigram law of the data (V,), which the marginal source needs.
+    `unigrams` gives the unigram law of the data (V,), which the marginal source needs, `codebook` the vectors
+    (V, E) of its tokens, which the metric source needs.
     """
     if isinstance(source, Source):
         if source.num_tokens != num_tokens:
@@ -216,4 +282,10 @@ def source_from(
                 "the marginal source needs the unigram law of the data: give tauflow.Marginal(law)"
             )
         return Marginal(unigrams())
+    if kind is Codebook:
+        if codebook is None:
+            raise SettingsError(
+                "the metric source needs the vectors of the data tokens: give tauflow.Codebook(vectors)"
+            )
+        return source_from(Codebook(codebook()), num_tokens)
     return kind(num_tokens)

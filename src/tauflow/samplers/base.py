@@ -107,6 +107,7 @@ class StepInfo:
     clamped: float = 0.0  # share of the read channels whose extrapolated intensity was negative
     several: float = 0.0  # share of the movable coordinates with more than one event
     masks: float = 0.0  # share of coordinates still masked after the step
+    discarded: float = 0.0  # share of the posterior mass, of the read rows, that the process did not look at
 
 
 P = TypeVar("P", bound=Plan)

@@ -162,11 +162,12 @@ class Leaping(LeapingOptions):
         process, movable, rule = problem.process, problem.movable(state.x), self.leap_rule(plan, n)
         places = None
         if not rule.dense:  # coins first, so that only the rows of candidates are kept
-            chance = candidacy(process, self.coefficients(process, plan, n), rule)
+            times = plan.t[n].item(), plan.t[max(0, n - 1)].item()
+            coefficients = self.coefficients(process, plan, n)
+            chance = candidacy(process, list(zip(coefficients, times, strict=True)), rule)
             places = toss(movable, chance, rule.coins, generator, problem.walk)
         if state.visit and self.rule in ("cie", "tr_cie"):
             state = State(state.x, state.visit.kept(places))
         terms = self.terms(problem, state, plan, n)
         jumps = leap(process, terms, state.x, movable, rule, generator, places, problem.drawing)
-        info = StepInfo(n, plan.t[n].item(), plan.t[n + 1].item(), jumps.moved, jumps.clamped, jumps.several)
-        return State(jumps.x, terms[0].visit), info
+        return State(jumps.x, terms[0].visit), jumps.info(n, plan, jumps.moved)

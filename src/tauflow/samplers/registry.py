@@ -10,6 +10,7 @@ from typing import Any
 
 from tauflow.samplers.base import Sampler
 from tauflow.samplers.bridge import Bridge
+from tauflow.samplers.fudoki import Fudoki
 from tauflow.samplers.leaping import Leaping
 from tauflow.samplers.reveal import Reveal
 from tauflow.samplers.theta import Theta
@@ -39,6 +40,7 @@ SAMPLERS: dict[str, Callable[..., Sampler[Any, Any]]] = {
     "entropy_budget": partial(Reveal, counts="entropy"),
     "bridge": Bridge,
     "bridge_systematic": partial(Bridge, coins="systematic"),
+    "fudoki": Fudoki,
 }
 
 SETS: dict[str, list[str]] = {

@@ -72,6 +72,6 @@ class Theta(LeapingOptions):
         rule, drawing = self.rule_for(rest), problem.drawing
         jumps = leap(process, terms, start, problem.movable(start), rule, generator, drawing=drawing)
         moved = (jumps.x != x).sum().item() / max(1, int(movable.sum()))
-        info = StepInfo(n, plan.t[n].item(), plan.t[n + 1].item(), moved, jumps.clamped, jumps.several)
+        info = jumps.info(n, plan, moved)
         # for RK2 the first visit is kept: where a mask is left it was masked at x, but perhaps not at x*
         return State(jumps.x, terms[0].visit if self.trapezoidal else first.visit), info

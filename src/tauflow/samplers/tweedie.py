@@ -13,7 +13,6 @@ The second is the reverse kernel of D3PM and SEDD, a chain with the same margina
 sources with a law over data tokens; from masks the two coincide.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -34,12 +33,13 @@ class Tweedie(GridSampler):
     ) -> tuple[State, StepInfo]:
         x = state.x
         visit = problem.visit(x, plan.t[n])
-        rho = -math.expm1(-plan.dtau(n))
+        process = problem.process
+        clock, clock_next = plan.tau[n].item(), plan.tau[n + 1].item()
         places = places_of(problem.movable(x))
-        chosen = places[uniforms(len(places), generator, x.device) < rho]
+        chosen = places[uniforms(len(places), generator, x.device) < process.reach(clock, clock_next)]
         result = x.clone().flatten()
-        tokens = draw(visit.evaluation, chosen, problem.process.num_tokens, generator, problem.drawing)
-        result[chosen] = tokens
+        x_1 = draw(visit.evaluation, chosen, process.num_tokens, generator, problem.drawing)
+        result[chosen] = process.follow(result[chosen], x_1, clock, clock_next, generator)
         moved = (result.view_as(x) != x).sum().item() / max(1, len(places))
         return State(result.view_as(x), visit), StepInfo(n, plan.t[n].item(), plan.t[n + 1].item(), moved)
 

@@ -11,6 +11,7 @@ from tauflow.studies.images import Images
 from tauflow.studies.models import Ablation, Countdown, Epsilon, Text
 from tauflow.studies.observed import Hamming, Positivity, Proxies
 from tauflow.studies.runtime import Runtime
+from tauflow.studies.text_to_image import Guidance, TextToImage
 from tauflow.studies.theory import Kl, Local, Order, Schedules
 
 STUDIES: dict[str, type[Study]] = {
@@ -18,5 +19,6 @@ STUDIES: dict[str, type[Study]] = {
     for study in (
         *(Countdown, Ablation, Epsilon, Positivity, Hamming, Proxies, Runtime, Order, Local, Kl, Schedules),
         *(Text, Tuning, Tuned, Joints, Laws, Dependence, Images, ImageSchedules, ImageOrders),
+        *(Guidance, TextToImage),
     )
 }

@@ -38,6 +38,7 @@ class Settings:
     batch_size: int = 32
     data: dict[str, Any] = field(default_factory=dict)  # where the data of the checkpoints lies
     nll_items: int = 0  # real items whose likelihood is measured
+    guidance: Sequence[float] = ()  # weights
 
 
 class Study(ABC):
@@ -48,6 +49,7 @@ class Study(ABC):
     nfes: ClassVar[tuple[int, ...]] = (8, 16, 32)
     samplers: ClassVar[tuple[str, ...]] = ()
     nll_items: ClassVar[int | None] = None  # real items whose likelihood is measured; None: it never is
+    guidance: ClassVar[tuple[float, ...] | None] = None  # weights; None: the study has no use for them
     smoke: ClassVar[dict[str, Any]] = {"samples": 2, "seeds": (0,), "nfes": (3, 5), "batch_size": 2}
     view: ClassVar[View] = View(row=("sampler",), panel=("source",))
     stated: ClassVar[dict[str, Scale]] = {}  # the metrics of the tables and the figure

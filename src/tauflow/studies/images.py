@@ -5,24 +5,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
-from tauflow import files, tasks
+from tauflow import tasks
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import task_of
 from tauflow.evaluation.measure import Sampling
-from tauflow.evaluation.mosaics import Block, Strip, mosaic
-from tauflow.evaluation.pictures import captions_of, samples_of
 from tauflow.evaluation.reference import real_items
 from tauflow.evaluation.store import Cell, Factors, Results, Shown
 from tauflow.studies.models import OnModels
+from tauflow.studies.pictured import PICTURED, PICTURES, write_pictures
 from tauflow.train import Trained
 
 FEATURES = "lite0"  # the network in whose features pictures are compared, unless --data features=... says
 METRIC = "nll_bits_per_dim"
 NEEDS = "a checkpoint of pictures, as `python train.py -c configs/fashion.yaml` makes them"
-PICTURED = 8  # the budget whose samples pictures.png shows
-PICTURES = 8  # of a row
 
 
 def image_task(trained: Trained, study: str) -> tasks.Images:
@@ -85,20 +80,4 @@ class Images(OnImages):
         )
 
     def illustrate(self, results: Results, folder: Path) -> list[str]:
-        blocks = []
-        for subject in self.subjects:
-            task = task_of(subject.trained)
-            strips: list[Strip] = []
-            for cell in results.cells:
-                if cell.shown and subject.factors.items() <= cell.factors.items():
-                    captions = [] if strips else captions_of(cell, task)  # every row is of the same classes
-                    shown = np.asarray(samples_of(cell, task))
-                    strips.append(Strip(shown, str(cell.factors["sampler"]), captions))
-            if strips:
-                title = f"{self.view.label(subject.factors, self.view.panel)}, NFE {PICTURED}"
-                blocks.append(Block(strips, title))
-        if not blocks:
-            return []
-        with files.atomic(folder / "pictures.png") as file:
-            mosaic(blocks).savefig(file, format="png")
-        return ["pictures.png"]
+        return write_pictures(results, self.subjects, self.view, folder)

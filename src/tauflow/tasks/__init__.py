@@ -5,6 +5,7 @@ from tauflow.tasks.countdown import Countdown, LabelledCountdown
 from tauflow.tasks.images import Images
 from tauflow.tasks.items import Shuffled
 from tauflow.tasks.metrics import ConditionalSampleMean, SampleMean, SampleMetric, UnigramTotalVariation
+from tauflow.tasks.scenes import Scenes
 from tauflow.tasks.text import Text
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "LabelledCountdown",
     "SampleMean",
     "SampleMetric",
+    "Scenes",
     "Shuffled",
     "Task",
     "Text",

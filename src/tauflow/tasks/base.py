@@ -25,7 +25,8 @@ from tauflow.tasks.items import Share, items_of
 UNIT = 2.0**-40  # of probabilities
 UNIGRAM_ITEMS = 4096  # training items that the unigram law is counted in
 LARGEST = 2**24  # tokens of a vocabulary, coordinates of a sample, values of a condition
-MOST = 64  # dimensions of a sample, columns of a condition
+MOST = 64  # dimensions of a sample
+COLUMNS = 512  # of a condition, at most: prompts have one for each token
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class DataFacts:
         conditions: how many values each column of a condition has; none: there is no condition.
         unigrams: gives the law (V,) of the data tokens, which the marginal source starts from.
         channels: how the last axis of the shape is revealed, where it holds channels: together or apart.
+        codebook: gives the vectors (V, E) of the data tokens, which the metric source moves through.
     """
 
     num_tokens: int
@@ -45,6 +47,7 @@ class DataFacts:
     conditions: tuple[int, ...] = ()
     unigrams: Callable[[], Tensor] | None = field(default=None, compare=False, repr=False)
     channels: ChannelsName | None = field(default=None, compare=False)
+    codebook: Callable[[], Tensor] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         try:  # numbers of numpy are numbers too
@@ -56,11 +59,11 @@ class DataFacts:
                 f"num_tokens, shape and conditions of data are whole numbers: {error}"
             ) from None
         sizes = (self.num_tokens, *self.shape, *self.conditions)
-        few = len(self.shape) <= MOST and len(self.conditions) <= MOST
+        few = len(self.shape) <= MOST and len(self.conditions) <= COLUMNS
         if not few or not all(1 <= size <= LARGEST for size in sizes) or self.length > LARGEST:
             raise SettingsError(
-                f"data has 1 to {LARGEST} tokens, coordinates and values of a condition, and at most {MOST} "
-                f"dimensions and columns of a condition; got {str(self)[:200]}"
+                f"data has 1 to {LARGEST} tokens, coordinates and values of a condition, at most {MOST} "
+                f"dimensions and at most {COLUMNS} columns of a condition; got {str(self)[:200]}"
             )
         checked_channels(self.channels, self.shape)
 
@@ -108,6 +111,7 @@ class Task(ABC):
     may_change: ClassVar[tuple[str, ...]] = ("num_workers", "val_items")
     """Settings that a resumed run may have others of; all that are not listed must stay."""
     alone: str = ""  # why there is no real data to measure against, for a checkpoint that came without it
+    guidance: float | None = None  # the weight that is recommended, where there is one
 
     @classmethod
     def rebuilt(cls, init_args: Mapping[str, Any], data: Mapping[str, Any]) -> Self:
@@ -122,7 +126,8 @@ class Task(ABC):
     @property
     def facts(self) -> DataFacts:
         """Return what a model must know of the data."""
-        return DataFacts(self.num_tokens, self.shape, self.conditions, self.unigrams, self.channels)
+        sizes = self.num_tokens, self.shape, self.conditions
+        return DataFacts(*sizes, self.unigrams, self.channels, self.codebook)
 
     # Data
 
@@ -149,6 +154,13 @@ class Task(ABC):
         count = min(UNIGRAM_ITEMS, len(self.train_data))
         items = items_of(self.train_data, list(range(count)))
         return unigram_law(torch.stack([torch.as_tensor(item["tokens"]) for item in items]), self.num_tokens)
+
+    def codebook(self) -> Tensor:
+        """Return a vector for each data token (V, E), where tokens are codes that are more or less alike."""
+        raise SettingsError(
+            f"the tokens of {type(self).__name__} have no vectors, which the metric source needs; use "
+            "--model.source uniform"
+        )
 
     # Samples
 
@@ -208,8 +220,11 @@ class Task(ABC):
         raise SettingsError(f"{type(self).__name__} has no pictures to complete; drop --complete")
 
     def use_judges(self, names: str, device: torch.device | None = None) -> None:
-        """Measure perplexity under other judges than those of the configuration, on a device."""
-        raise SettingsError(f"{type(self).__name__} has no perplexity; drop --judge")
+        """Measure with other judges than those of the configuration, on a device.
+
+        They give the perplexity of texts, or a score of pictures with prompts.
+        """
+        raise SettingsError(f"{type(self).__name__} has no judges; drop --judge")
 
 
 def unigram_law(tokens: Tensor, num_tokens: int) -> Tensor:

@@ -71,7 +71,7 @@ def _local_errors(problem: Problem, sampler: Leaping, state: State, grid: Grid, 
     """Return the largest and the sum over channels, (B, 2); NaN where nothing may move."""
     x, movable = state.x, problem.movable(state.x)
     terms, clamp = sampler.terms(problem, state, grid, n), sampler.leap_rule(grid, n).clamp
-    error = intensities(problem.process, terms, slice(None), x, clamp)[0].double()  # (B * D, V)
+    error = intensities(problem.process, terms, slice(None), x, clamp).total.double()  # (B * D, V)
     for tau, weight in quadrature(grid.tau[n].item(), grid.tau[n + 1].item(), nodes):
         error -= weight * rates_at(problem, x, tau)
     error = (error.abs() * movable.flatten()[:, None]).view(len(x), -1)  # (B, D V)

@@ -27,9 +27,9 @@ DOMAINS = ("tau", "t")
 
 
 class Events(Diagnostic):
-    """What the steps report: the shares that moved, were clamped, had several events, are still masked."""
+    """What the steps report: shares that moved, were clamped, had several events, are masked, were cut."""
 
-    names = ("moved", "clamped", "several", "masks")
+    names = ("moved", "clamped", "several", "masks", "discarded")
 
     def measure(self, step: Step) -> Tensor:
         return torch.tensor([[getattr(step.info, name) for name in self.names]]).expand(len(step.x), -1)
@@ -152,7 +152,7 @@ def largest(process: Process, terms: list[Term], coordinates: Tensor, x: Tensor 
         if x is None:
             total = torch.stack([term.rates(index, process) for term in terms]).sum(0)
         else:
-            total, _ = intensities(process, terms, index, x, UNCLAMPED)
+            total = intensities(process, terms, index, x, UNCLAMPED).total
         peak[index] = total.abs().amax(1).double()
     peak = peak.view_as(coordinates).amax(1)
     return peak.where(peak >= 0, math.nan)
@@ -186,7 +186,7 @@ class Positivity(Reevaluating):
         terms = self.sampler.terms(self.problem, step.state(), *step.grid(process))
         negative = torch.zeros(x.numel(), dtype=torch.float64, device=x.device)
         for index in chunks(places_of(movable), process.num_tokens):
-            total, _ = intensities(process, terms, index, x, UNCLAMPED)
+            total = intensities(process, terms, index, x, UNCLAMPED).total
             negative[index] = (total < 0).sum(1).double()
         entries = torch.full((len(x),), float(x.shape[1] * process.num_tokens), device=x.device)
         return torch.stack([negative.view_as(x).sum(1), movable.sum(1) * process.channels, entries], 1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tauflow.errors import SamplingError
-from tauflow.process import Process
+from tauflow.process import Mixture, Process
 from tauflow.samplers.base import Problem, Sampler, State
 from tauflow.samplers.draws import draw
 from tauflow.samplers.leap import intensities
@@ -60,6 +60,8 @@ def kl_decomposition(
         raise SamplingError(
             "the path KL of a sampler without a floor is infinite; give it eps_0, for example eps_0=1e-6"
         )
+    if not isinstance(process, Mixture):
+        raise SamplingError(f"target paths are known for mixtures, not for {process}; use a Mixture")
     problem = Problem.of(law.model(process))
     grid = sampler.plan(process, law.length, nfe)
     generator = torch.Generator().manual_seed(seed)
@@ -70,7 +72,8 @@ def kl_decomposition(
     for n in range(grid.steps):
         x_n, h = state.x, grid.dtau(n)
         terms = sampler.terms(problem, state, grid, n)
-        total, _ = intensities(process, terms, slice(None), x_n, sampler.leap_rule(grid, n).clamp)
+        clamp = sampler.leap_rule(grid, n).clamp
+        total = intensities(process, terms, slice(None), x_n, clamp).total
         mu = (total / h).clamp(sampler.eps_0, sampler.ceiling)  # (paths * D, V)
         times = quadrature(grid.tau[n].item(), grid.tau[n + 1].item(), nodes)
         frozen = [rates_at(problem, x_n, tau) for tau, _ in times]  # u_tau(x_n)

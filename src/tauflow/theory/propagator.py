@@ -50,7 +50,7 @@ class Propagator:
 
     def jump(self, terms: list[Term], rule: Rule, x: Tensor) -> Tensor:
         """Return the kernel (N, M) from the states x (N, D)."""
-        intensity, _ = intensities(self.process, terms, slice(None), x, rule.clamp)
+        intensity = intensities(self.process, terms, slice(None), x, rule.clamp).total
         intensity = intensity.view(*x.shape, -1) * self.process.movable(x)[:, :, None]  # (N, D, V)
         total = intensity.sum(-1, keepdim=True)
         moving = torch.exp(-total)
@@ -66,11 +66,12 @@ class Propagator:
             raise TypeError("there is no propagator for systematic coins: coordinates depend on each other")
         visit = self.problem.visit(state.x, grid.t[n])
         rows = sampler.rows(self.problem, state, visit, grid, n, slice(None))
-        return self.frozen(rows, state.x, grid.dtau(n))
+        return self.frozen(rows, state.x, grid, n)
 
-    def frozen(self, rows: Tensor, x: Tensor, step: float) -> Tensor:
-        """Return the kernel (N, M) of a step of the clock from x (N, D) with frozen rows (N * D, V)."""
-        return self.product(self.process.kernel(rows, x.flatten(), step).view(*x.shape, -1))
+    def frozen(self, rows: Tensor, x: Tensor, grid: Grid, n: int) -> Tensor:
+        """Return the kernel (N, M) of step n from x (N, D) with frozen rows (N * D, V)."""
+        clock, clock_next = grid.tau[n].item(), grid.tau[n + 1].item()
+        return self.product(self.process.kernel(rows, x.flatten(), clock, clock_next).view(*x.shape, -1))
 
     def draw(self, evaluation: Evaluation, x: Tensor) -> Tensor:
         """Return the kernel (N, M) of the finishing draw."""
@@ -142,21 +143,20 @@ class Propagator:
         x, law = self.states, self.start()
         for n in range(grid.steps):
             rows = self.problem.evaluate(x, grid.t[n]).rows(slice(None))
-            law = law @ self.frozen(rows, x, grid.dtau(n))
+            law = law @ self.frozen(rows, x, grid, n)
         return law @ self.draw(self.problem.evaluate(x, grid.t[-1]), x) if draws else law
 
-    def marginal(self, kappa: float) -> Tensor:
-        """Return the exact law (M,) of x_t on the mixture path at this kappa."""
-        sequences = self.law.sequences
-        kept = torch.nn.functional.one_hot(sequences, self.process.num_states).double()  # (V^D, D, S)
-        return self.law.probabilities @ self.product(kappa * kept + (1 - kappa) * self.process.start_law())
+    def marginal(self, share: float) -> Tensor:
+        """Return the exact law (M,) of x_t where this share of the path (kappa of a mixture) is done."""
+        t = self.process.t_from_share(torch.tensor(share, dtype=torch.float64)).item()
+        return self.law.probabilities @ self.product(self.process.law_at(t)[self.law.sequences])
 
     def error(self, sampler: Sampler, nfe: int) -> float:
         """Return the total variation to the exact law where the sampler ends: the data, or at the cutoff."""
-        kappa = 1.0
+        share = 1.0
         if isinstance(sampler, GridSampler) and sampler.finishing == "none":
-            kappa = 1 - sampler.cutoff
-        return (self.terminal_law(sampler, nfe) - self.marginal(kappa)).abs().sum().item() / 2
+            share = 1 - sampler.cutoff
+        return (self.terminal_law(sampler, nfe) - self.marginal(share)).abs().sum().item() / 2
 
 
 def slope(errors: list[float], counts: list[int]) -> float:

@@ -28,6 +28,8 @@ class Rows(NamedTuple):
     logits: Tensor  # (R, V)
     x_t: Tensor  # (R,)
     x_1: Tensor  # (R,)
+    t: Tensor  # (R,)
+    redrawn: Tensor  # (R,) bool: noise, not data
     places: Tensor  # (R,) among the b * D coordinates
 
 
@@ -35,7 +37,7 @@ class Validated(NamedTuple):
     """What is known of a validation batch."""
 
     bound: Tensor  # (b,) nats per coordinate, float64
-    kappa: Tensor  # (b,) where each item was looked at
+    kappa: Tensor  # (b,) where each item was looked at: kappa, or as far on the clock of another process
     losses: Tensor  # (R,) cross-entropies of the rows that were redrawn
     quarters: Tensor  # (R,) the quarter of kappa, 0 to 3, that each of them is in
 
@@ -47,42 +49,40 @@ class Validation:
     process: Process
     length: int  # D
 
-    def noise(self, index: Tensor) -> tuple[Noise, Tensor]:
-        """Return the noise (b rows) of validation items, and their kappa (b,), spread evenly."""
-        kappa = spread_kappas(index) * (1 - self.process.bound_cutoff)
-        t = self.process.t_from_share(kappa).float()
-        return self._noise_by_index(t, index, "validation noise"), kappa
+    def kappas(self, index: Tensor) -> Tensor:
+        """Return where validation items (b,) are looked at, spread evenly over [0, 1 - cutoff)."""
+        return spread_kappas(index) * (1 - self.process.bound_cutoff)
 
     def __call__(self, network: Network, x_1: Tensor, index: Tensor, condition: Tensor | None) -> Validated:
         """Look at the items x_1 (b, D) with their numbers index (b,)."""
-        cutoff = self.process.bound_cutoff
-        noise, kappa = self.noise(index)
-        noise = noise.to(x_1.device)
+        kappa = self.kappas(index)
+        t, weight = self.process.bound_times(kappa)
+        noise = self._noise_by_index(t.float(), index, "validation noise").to(x_1.device)
         rows = self._rows(network, x_1, noise, condition)
-        terms = self.process.bound(rows.logits, rows.x_t, rows.x_1).cpu().double()
+        terms = self.process.bound(rows.logits, rows.x_t, rows.x_1, rows.t).cpu().double()
         total = torch.zeros(x_1.numel(), dtype=torch.float64).index_add(0, rows.places.cpu(), terms)
-        # d tau = d kappa / (1 - kappa), and kappa is uniform on [0, 1 - cutoff)
-        bound = (1 - cutoff) * total.view(x_1.shape).mean(1) / (1 - kappa)
-        if cutoff:
+        bound = total.view(x_1.shape).mean(1) * weight
+        if self.process.bound_cutoff:
             bound = bound + self._cost_of_the_draw(network, x_1, index, condition)
         quarters = (kappa * 4).long().to(x_1.device).repeat_interleave(self.length)[rows.places]
-        redrawn = noise.corrupted.flatten()[rows.places]
-        return Validated(bound, kappa, cross_entropy(rows.logits, rows.x_1)[redrawn], quarters[redrawn])
+        losses = cross_entropy(rows.logits, rows.x_1)
+        return Validated(bound, kappa, losses[rows.redrawn], quarters[rows.redrawn])
 
     def _noise_by_index(self, t: Tensor, index: Tensor, name: str) -> Noise:
         parts = [
             self.process.noise(t[i : i + 1], self.length, generator_for(name, number))
             for i, number in enumerate(index.tolist())
         ]
-        return Noise(*(torch.cat(part) for part in zip(*parts, strict=True)))
+        return parts[0].joined(parts[1:])
 
     def _rows(self, network: Network, x_1: Tensor, noise: Noise, condition: Tensor | None) -> Rows:
         x_t = noise.corrupt(x_1)
-        counted = noise.corrupted if self.process.absorbing else torch.ones_like(noise.corrupted)
-        places = counted.flatten().nonzero().squeeze(1)
+        places = self.process.movable(x_t).flatten().nonzero().squeeze(1)
         hidden = posterior_inputs(network, x_t, noise.t, condition)
         logits = network.head(hidden.flatten(0, 1)[places])
-        return Rows(logits, x_t.flatten()[places], x_1.flatten()[places], places)
+        times, redrawn = noise.t[:, None].expand(x_t.shape), noise.redrawn(x_1, x_t)
+        parts = (each.flatten()[places] for each in (x_t, x_1, times, redrawn))
+        return Rows(logits, *parts, places=places)
 
     def _cost_of_the_draw(
         self, network: Network, x_1: Tensor, index: Tensor, condition: Tensor | None

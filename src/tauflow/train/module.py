@@ -15,8 +15,8 @@ from torchmetrics import MeanMetric
 from tauflow.denoise import DROPPED, Model
 from tauflow.errors import NonFiniteLoss, SettingsError
 from tauflow.networks import Network, NetworkConfig, TransformerConfig, network_from
-from tauflow.process import Mixture, Noise, Schedule, Source, schedule_from, source_from, stratified_times
-from tauflow.process.noise import LossOn
+from tauflow.process import Noise, Schedule, Source, schedule_from, source_from, stratified_times
+from tauflow.process.noise import LossOn, Redrawn
 from tauflow.seeds import generator_for
 from tauflow.tasks.base import DataFacts, Task
 from tauflow.train.batches import Batch, condition_of, refuse_values, tokens_of
@@ -36,9 +36,10 @@ class DFMModule(LightningModule):
 
     Args:
         facts: sizes of the data, from the task.
-        source: where the path starts: masked, uniform, marginal (the unigram law of the data), a class of
-            your own by import path, or a Source.
-        schedule: kappa(t) by name (linear, quadratic, cubic, cosine, cosine_squared) or class
+        source: where the path starts: masked, uniform, marginal (the unigram law of the data), metric
+            (uniform, then through codes that are ever closer, by the codebook of the data), a class of your
+            own by import path, or a Source.
+        schedule: kappa(t) by name (linear, quadratic, cubic, cosine, cosine_squared, beta) or class
             (tauflow.process.schedules.Polynomial with exponent 1.5).
         network: the network and its sizes.
         loss_on: coordinates that the cross-entropy is taken on; by default the corrupted ones for a masked
@@ -69,14 +70,19 @@ class DFMModule(LightningModule):
         if not 0 <= condition_dropout < 1:
             raise SettingsError(f"condition_dropout must be in [0, 1), got {condition_dropout}")
         self.facts = facts
-        self.source = source_from(source, facts.num_tokens, facts.unigrams)
+        self.source = source_from(source, facts.num_tokens, facts.unigrams, facts.codebook)
         self.schedule = schedule_from(schedule)
-        self.process = Mixture(self.source, self.schedule)
+        self.process = self.source.path(self.schedule)
         self.loss_on = loss_on or self.process.loss_on
         self.condition_dropout = condition_dropout
         self.optimizer_config = optimizer
         self.compile_network = compile_network
         self.seed = seed
+        if self.loss_on == "corrupted" and not self.process.redraws:
+            raise SettingsError(
+                f"a {self.process.name} source moves every coordinate a little and redraws none, so there is "
+                "no loss on corrupted ones; use loss_on=all"
+            )
         if self.loss_on == "corrupted" and not self.process.absorbing:
             rank_zero_warn(
                 f"loss_on=corrupted with a {self.process.name} source learns p(x_1 | x_t, redrawn), not the "
@@ -188,14 +194,17 @@ class DFMModule(LightningModule):
         `noise` is of the global batch, `rows` (b,) says which of its items x_1 (b, D) are. The sum over any
         split of the batch is the loss of all of it: the number it is divided by is the global one.
         """
-        count = noise.corrupted.sum() if self.loss_on == "corrupted" else noise.corrupted.numel()
+        count = len(noise.t) * self.facts.length
         mine = noise.rows(rows).to(x_1.device)
         hidden = posterior_inputs(self.network, mine.corrupt(x_1), mine.t, condition)  # (b, D, W)
         if self.loss_on == "corrupted":
+            assert isinstance(noise, Redrawn)
+            assert isinstance(mine, Redrawn)
+            count = int(noise.corrupted.sum())
             counted = mine.corrupted.flatten().nonzero().squeeze(1)  # (R,)
             hidden, x_1 = hidden.flatten(0, 1)[counted], x_1.flatten()[counted]
         losses = self.network.nll(hidden.flatten(0, -2), x_1.flatten())  # (R,)
-        return losses.sum() / max(1, int(count))
+        return losses.sum() / max(1, count)
 
     def on_train_start(self) -> None:
         self._parts: list[Part] = []  # of what is accumulated

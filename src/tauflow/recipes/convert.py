@@ -1,0 +1,52 @@
+"""convert: a folder as released becomes one that holds only what is needed, under the names used here."""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from tauflow.errors import CheckpointError, WriteError
+from tauflow.files import refuse_unwritable
+from tauflow.recipes.folders import CONFIG, Weights, folder_of, recipe_of
+from tauflow.recipes.loading import RECIPES, empty_host, wanted_shapes
+
+TOKENIZER = "tokenizer.json"
+WEIGHTS = "model.safetensors"
+
+
+def convert(name: str | Path, out: str | Path) -> list[str]:
+    """Write a pretrained model to a new folder, which appears when it is complete.
+
+    Weights keep their numbers and types. Those that are not needed to sample are dropped. Return the names of
+    optional ones that are not there.
+    """
+    from safetensors.torch import save_file
+
+    out = Path(out)
+    if out.exists():
+        raise CheckpointError(f"{out} is there already; remove it, or name another folder")
+    folder = folder_of(name, RECIPES)
+    recipe, config = recipe_of(folder, RECIPES)
+    if not recipe.keys:
+        raise CheckpointError(f"{folder} needs no conversion; load it as it is")
+    if not (folder / TOKENIZER).is_file():
+        raise CheckpointError(f"{folder} has no {TOKENIZER}, which prompts need; get it again")
+    host = empty_host(folder, recipe, config)
+    with Weights(folder, recipe) as weights:
+        wanted = wanted_shapes(folder, recipe, host, weights)
+        refuse_unwritable(out.parent, "name another folder")
+        tensors = {key: weights[key].contiguous() for key in wanted}
+        try:
+            with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as made:
+                inner = Path(made) / out.name
+                inner.mkdir()
+                (inner / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+                shutil.copyfile(folder / TOKENIZER, inner / TOKENIZER)
+                save_file(tensors, inner / WEIGHTS, metadata={"format": "pt"})
+                os.rename(inner, out)
+        except OSError as error:
+            raise WriteError(
+                f"cannot write {out} ({error.strerror or error}); nothing is left", error.errno
+            ) from None
+    return [name for name in recipe.optional if name not in wanted]

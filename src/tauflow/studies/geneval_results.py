@@ -1,0 +1,129 @@
+"""What is known of each picture of a folder that GenEval scores: results.jsonl, and the report on it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tauflow import files
+from tauflow.errors import TauflowError
+from tauflow.evaluation.kinds import check_kinds
+from tauflow.evaluation.store import Measured
+from tauflow.evaluation.tables import number_text
+from tauflow.geneval import Record, Score, Scored, records, summarise
+from tauflow.geneval.pretrained import label_of
+from tauflow.geneval.rules import by_prompt, ordered
+
+TITLE = "GenEval protocol, transformers detector"
+ALL = "all pictures"
+FOREIGN = "These are not GenEval's {} prompts: published numbers are of others."
+KINDS: dict[str, Any] = {
+    **dict.fromkeys(("filename", "tag", "prompt", "metadata", "sha256"), str),
+    "correct": bool | None,
+    **dict.fromkeys(("reason", "details", "detector", "colours"), str | None),
+    "clip_scores": dict[str, float],
+}
+"""What a line of the file holds, by name."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A picture: which one, and what was found out about it; the names are those of GenEval's own file."""
+
+    filename: str  # in the folder of pictures
+    tag: str
+    prompt: str
+    metadata: str  # its record
+    sha256: str  # of the picture
+    correct: bool | None = None  # None: it was not judged yet
+    reason: str | None = None
+    details: str | None = None  # boxes by class, each with its score
+    detector: str | None = None  # the models that it was judged with
+    colours: str | None = None
+    clip_scores: dict[str, float] = field(default_factory=dict)  # by the name of the model
+
+    @classmethod
+    def fresh(cls, images: Path, name: str, record: Record) -> "Result":
+        """Return what is known of a picture in a folder before it is looked at."""
+        try:
+            digest = files.digest(images / name)
+        except OSError as error:
+            raise TauflowError(f"cannot read {images / name} ({error.strerror}); remove it") from None
+        return cls(name, record["tag"], record["prompt"], json.dumps(record), digest)
+
+    def same_picture(self, other: "Result") -> bool:
+        """Return whether both are of one picture that was made for one record."""
+        return (self.sha256, self.metadata) == (other.sha256, other.metadata)
+
+
+def read(path: Path) -> dict[str, Result]:
+    """Return the results of a file by the names of their pictures; none if there is no file."""
+    if not path.exists():
+        return {}
+    found = {}
+    try:
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            values = json.loads(line)
+            if not isinstance(values, dict):
+                raise ValueError(f"line {number} is no result")
+            check_kinds(values, KINDS, f"line {number}")
+            found[values["filename"]] = Result(**values)
+    except (OSError, ValueError, RecursionError) as error:
+        raise TauflowError(f"{path} is damaged ({error}); remove it to start again") from None
+    return found
+
+
+def write(path: Path, results: Sequence[Result]) -> None:
+    files.write(path, "".join(json.dumps(asdict(each)) + "\n" for each in results))
+
+
+def report(results: Sequence[Result], command: str) -> str:
+    """Return the scores of all pictures in Markdown: what all of them have been scored by."""
+    judged = [Scored(each.tag, each.metadata, each.correct) for each in results if each.correct is not None]
+    complete = len(judged) == len(results)
+    clips = [name for name in results[0].clip_scores if all(name in each.clip_scores for each in results)]
+    parts = [f"# geneval\n\n{TITLE if complete else 'CLIP score'}\n"]
+    parts += [f"```bash\n{command}\n```\n"] if command else []
+    if complete:
+        used = dict.fromkeys((each.detector, each.colours) for each in results)
+        parts += [f"Detector {detector}, colours by {colours}.\n" for detector, colours in used]
+    known = [json.dumps(record) for record in records()]
+    if {each.metadata for each in results} != set(known):
+        parts.append(FOREIGN.format(len(known)) + "\n")
+    parts.append(_table(results, judged if complete else [], clips))
+    return "\n".join(parts)
+
+
+def _table(results: Sequence[Result], judged: Sequence[Scored], clips: Sequence[str]) -> str:
+    tags = ordered(Scored(each.tag, each.metadata, False) for each in results)
+    rows = {tag: _row([each for each in results if each.tag == tag], clips) for tag in tags}
+    rows[ALL] = _row(results, clips)
+    if judged:
+        summary = summarise(judged)
+        overall = {"overall (mean of the tasks)": summary.overall, ALL: summary.images}
+        last = {"prompts with a correct picture": summary.prompts}
+        for name, score in (summary.tasks | overall | last).items():
+            rows[name] = rows.get(name, {}) | {"correct": _text(score)}
+    columns = [*(["correct"] if judged else []), *map(_tag, clips), "pictures", "prompts"]
+    lines = [f"| task | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for name, row in rows.items():
+        lines.append(f"| {name} | {' | '.join(row.get(column, '') for column in columns)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _row(results: Sequence[Result], clips: Sequence[str]) -> dict[str, str]:
+    """Return how many pictures and prompts a row is of, and CLIP scores, at least 0 as in torchmetrics."""
+    row = {"pictures": f"{len(results)}", "prompts": f"{len({each.metadata for each in results})}"}
+    for name in clips:
+        score = by_prompt((each.metadata, each.clip_scores[name]) for each in results)
+        row[_tag(name)] = _text(replace(score, value=max(score.value, 0.0)))
+    return row
+
+
+def _tag(clip: str) -> str:
+    return f"clip_score_{label_of(clip)}"
+
+
+def _text(score: Score) -> str:
+    return number_text(Measured(score.value, score.error))

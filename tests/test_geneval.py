@@ -1,0 +1,573 @@
+"""GenEval: every branch of its rules on boxes made by hand, its records, detectors, the study on a folder."""
+
+import hashlib
+import json
+import math
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from tiny_models import save_clip, save_mask2former
+
+from tauflow.geneval import (
+    CLASSES,
+    COLOURS,
+    ClipColours,
+    Detection,
+    GenEvalError,
+    Mask2Former,
+    Scored,
+    confident,
+    evaluate,
+    read_folder,
+    records,
+    relation,
+    summarise,
+    write_folder,
+)
+from tauflow.studies.__main__ import main
+
+MIDDLE = (10.0, 10.0, 12.0, 12.0)
+
+
+def box(x, y, side=2.0):
+    """A square box by its centre."""
+    return (x - side / 2, y - side / 2, x + side / 2, y + side / 2)
+
+
+def seen(*boxes, colours=(), scores=()):
+    """Detections of falling scores, unless they are given."""
+    scores = scores or [1 - n / 10 for n in range(len(boxes))]
+    colours = colours or [None] * len(boxes)
+    return [Detection(*each) for each in zip(scores, boxes, colours, strict=True)]
+
+
+def asked(*include, exclude=(), tag="test"):
+    return {"tag": tag, "include": list(include), "exclude": list(exclude), "prompt": "a photo"}
+
+
+CAT = {"class": "cat", "count": 1}
+DOG = {"class": "dog", "count": 1}
+
+
+# Positions
+
+
+@pytest.mark.parametrize(
+    ("centre", "words"),
+    [
+        ((1, 11), {"left of"}),
+        ((21, 11), {"right of"}),
+        ((11, 1), {"above"}),
+        ((11, 21), {"below"}),
+        ((1, 1), {"left of", "above"}),
+        ((21, 21), {"right of", "below"}),
+        ((11, 11), set()),  # the same place
+        ((11.4, 11), set()),  # centres differ by no more than a tenth of both sides
+        ((11.5, 11), set()),  # they do, but by too little of their distance
+    ],
+)
+def test_relations(centre, words):
+    assert relation(box(*centre), MIDDLE) == words
+
+
+def test_a_relation_needs_half_of_the_distance_beyond_the_margin():
+    """By (a, 10) apart, with a margin of 0.4, it is a - 0.4 of |(a, 10)|: a half at 3 a^2 - 3.2 a = 99.36."""
+    edge = (3.2 + math.sqrt(3.2**2 + 12 * 99.36)) / 6
+    assert relation(box(11 + edge + 0.001, 21), MIDDLE) == {"right of", "below"}
+    assert relation(box(11 + edge - 0.001, 21), MIDDLE) == {"below"}
+
+
+def test_large_boxes_have_a_wide_margin():
+    assert relation(box(14, 11), MIDDLE) == {"right of"}
+    assert relation(box(14, 11, side=20), MIDDLE) == set()  # 0.1 (20 + 2) of the distance of 3 is margin
+
+
+# Verdicts
+
+
+def test_objects_must_be_there():
+    assert evaluate({"cat": seen(MIDDLE)}, asked(CAT)) == (True, "")
+    assert evaluate({}, asked(CAT)) == (False, "expected 1 cat, found 0")
+    both = asked(CAT, DOG)
+    assert evaluate({"cat": seen(MIDDLE), "dog": seen(MIDDLE)}, both).correct
+    assert evaluate({"cat": seen(MIDDLE)}, both) == (False, "expected 1 dog, found 0")
+    assert evaluate({"dog": []}, both).reason == "expected 1 cat, found 0; expected 1 dog, found 0"
+
+
+def test_counts_and_exclusion():
+    three = asked({"class": "cat", "count": 3}, exclude=[{"class": "cat", "count": 4}])
+    found = {count: evaluate({"cat": seen(*[MIDDLE] * count)}, three) for count in (2, 3, 4)}
+    assert [verdict.correct for verdict in found.values()] == [False, True, False]
+    assert found[2].reason == "expected 3 cat, found 2"
+    assert found[4].reason == "expected fewer than 4 cat, found 4"
+    assert evaluate({"cat": seen(*[MIDDLE] * 4)}, asked({"class": "cat", "count": 3})).correct, (
+        "others are free"
+    )
+    assert evaluate({"cat": seen(MIDDLE), "dog": seen(*[MIDDLE] * 9)}, asked(CAT)).correct
+
+
+def test_colours_of_the_most_certain_objects_only():
+    red = asked({**CAT, "color": "red"})
+    assert evaluate({"cat": seen(MIDDLE, colours=["red"])}, red).correct
+    verdict = evaluate({"cat": seen(MIDDLE, MIDDLE, colours=["blue", "red"])}, red)
+    assert verdict == (False, "expected 1 red cat, found 1 blue"), "the second one is not looked at"
+    ranked = seen(MIDDLE, MIDDLE, colours=["blue", "red"], scores=[0.4, 0.8])
+    assert evaluate({"cat": ranked}, red).correct, "by score, not by place"
+    two = asked({"class": "cat", "count": 2, "color": "red"})
+    assert evaluate({"cat": seen(*[MIDDLE] * 2, colours=["red", "red"])}, two).correct
+    assert not evaluate({"cat": seen(*[MIDDLE] * 3, colours=["red", "blue", "red"])}, two).correct
+
+
+def test_a_classifier_names_colours_where_the_detector_does_not():
+    calls = []
+
+    def colours(name, found):
+        calls.append((name, len(found)))
+        return ["red"] * len(found)
+
+    objects = {"cat": seen(*[MIDDLE] * 3), "dog": seen(MIDDLE)}
+    assert evaluate(objects, asked(DOG, {**CAT, "color": "red"}), colours).correct
+    assert calls == [("cat", 1)], "only where a colour is asked for"
+    assert not evaluate({}, asked({**CAT, "color": "red"}), colours).correct
+    assert len(calls) == 1, "and only where there are enough objects"
+    with pytest.raises(GenEvalError, match="colour of a cat"):
+        evaluate(objects, asked({**CAT, "color": "red"}))
+
+
+@pytest.mark.parametrize(
+    ("word", "centre"),
+    [("left of", (1, 11)), ("right of", (21, 11)), ("above", (11, 1)), ("below", (11, 21))],
+)
+def test_positions(word, centre):
+    record = asked(DOG, {**CAT, "position": [word, 0]})
+    assert evaluate({"dog": seen(MIDDLE), "cat": seen(box(*centre))}, record).correct
+    opposite = box(*(22 - value for value in centre))
+    verdict = evaluate({"dog": seen(MIDDLE), "cat": seen(opposite)}, record)
+    assert not verdict.correct
+    assert verdict.reason.startswith(f"expected cat {word} target, found ")
+    assert evaluate({"dog": seen(MIDDLE), "cat": seen(MIDDLE)}, record).reason.endswith("found neither")
+    both = evaluate({"dog": seen(MIDDLE), "cat": seen(box(1, 1))}, record)
+    assert both.correct == (word in ("left of", "above")), "one of two relations suffices"
+
+
+def test_every_object_must_be_in_its_position():
+    record = asked({"class": "dog", "count": 2}, {"class": "cat", "count": 2, "position": ["left of", 0]})
+    dogs, left, right = seen(box(30, 10), box(20, 10)), box(1, 10), box(25, 10)
+    assert evaluate({"dog": dogs, "cat": seen(left, left)}, record).correct
+    assert not evaluate({"dog": dogs, "cat": seen(left, right)}, record).correct, "right of the second dog"
+    assert evaluate({"dog": dogs, "cat": seen(left, left, right)}, record).correct, (
+        "the third is not looked at"
+    )
+
+
+def test_positions_need_what_they_refer_to():
+    record = asked({**DOG, "color": "red"}, {**CAT, "position": ["left of", 0]})
+    objects = {"dog": seen(MIDDLE, colours=["blue"]), "cat": seen(box(1, 11))}
+    assert evaluate(objects, record).reason == (
+        "expected 1 red dog, found 1 blue; expected cat left of something that was not found"
+    )
+    assert evaluate({"dog": objects["dog"]}, record).reason.endswith("expected 1 cat, found 0")
+    coloured = asked(DOG, {**CAT, "color": "red", "position": ["left of", 0]})
+    wrong = {"dog": seen(MIDDLE), "cat": seen(box(21, 11), colours=["blue"])}
+    assert evaluate(wrong, coloured).reason == "expected 1 red cat, found 1 blue", (
+        "no position of what is wrong"
+    )
+
+
+def test_only_confident_detections_count():
+    objects = {"cat": seen(*[MIDDLE] * 3, scores=[0.3, 0.95, 0.5]), "dog": seen(MIDDLE, scores=[0.2])}
+    assert [each.score for each in confident(objects, "colors")["cat"]] == [0.95, 0.5]
+    assert [each.score for each in confident(objects, "counting")["cat"]] == [0.95]
+    assert "dog" not in confident(objects, "colors")
+    many = {"cat": seen(*[MIDDLE] * 20, scores=[0.4 + n / 100 for n in range(20)])}
+    kept = [each.score for each in confident(many, "position")["cat"]]
+    assert len(kept) == 16
+    assert (kept[0], kept[-1]) == pytest.approx((0.59, 0.44))
+
+
+# Scores
+
+
+def scored(tag, *prompts):
+    return [Scored(tag, number, bool(bit)) for number, bits in enumerate(prompts) for bit in bits]
+
+
+def test_the_overall_score_is_the_mean_of_tasks():
+    pictures = [*scored("position", (1, 0), (0, 0)), *scored("single_object", (1, 1))]
+    summary = summarise(pictures)
+    assert list(summary.tasks) == ["single_object", "position"], "in GenEval's order"
+    assert summary.tasks["position"].value == 0.25
+    assert summary.overall.value == pytest.approx((1 + 0.25) / 2)
+    assert summary.images.value == pytest.approx(3 / 6)
+    assert summary.prompts.value == pytest.approx(2 / 3), "with at least one correct picture"
+    assert math.isnan(summary.tasks["single_object"].error), "one prompt says nothing about others"
+    assert (summary.images.count, summary.prompts.count, summary.tasks["position"].count) == (6, 3, 4)
+    with pytest.raises(GenEvalError, match="no judged pictures"):
+        summarise([])
+
+
+def test_standard_errors_take_prompts_as_independent():
+    """With as many pictures of each prompt, it is that of the mean of the prompts' means."""
+    prompts = [(1, 1, 1, 1), (0, 0, 0, 0), (1, 1, 0, 1), (0, 1, 0, 0), (1, 1, 1, 1)]
+    means = np.array([sum(bits) / 4 for bits in prompts])
+    error = means.std(ddof=1) / math.sqrt(len(means))
+    summary = summarise([*scored("a", *prompts), *scored("b", *prompts)])
+    assert summary.tasks["a"].error == pytest.approx(error)
+    assert summary.overall.error == pytest.approx(math.hypot(error, error) / 2)
+    uneven = summarise(scored("a", (1,), (0, 0, 0), (1, 0)))
+    spread = (1 - 1 / 3) ** 2 + (0 - 1) ** 2 + (1 - 2 / 3) ** 2  # of correct - share x pictures
+    assert uneven.images.error == pytest.approx(math.sqrt(spread * 3 / 2) / 6)
+
+
+# Records
+
+
+def test_the_records_are_those_of_geneval():
+    """The digest is that of evaluation_metadata.jsonl, the published file."""
+    found = records()
+    text = "".join(json.dumps(record) + "\n" for record in found)
+    digest = "5c48e0813e812e3c373fa5c8ed07a8f0a483be30272b4427b0559c8048e67c13"
+    assert hashlib.sha256(text.encode()).hexdigest() == digest
+    tags = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
+    assert Counter(record["tag"] for record in found) == dict(
+        zip(tags, (80, 99, 80, 94, 100, 100), strict=True)
+    )
+    counts = Counter(record["include"][0]["count"] for record in found if record["tag"] == "counting")
+    assert counts == {2: 26, 3: 28, 4: 26}
+    found[0]["tag"] = "changed"
+    assert records()[0]["tag"] == "single_object", "every caller has records of its own"
+    assert len(set(CLASSES)) == 80
+
+
+def test_the_example_of_the_guide(capsys):
+    page = (Path(__file__).parents[1] / "docs" / "geneval.md").read_text()
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "evaluate(" in block]
+    exec(code, {})
+    assert "Verdict(correct=True" in capsys.readouterr().out
+
+
+# Detectors of transformers
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Folders of a CLIP, of a detector that sees a person in every picture, and one that sees nothing."""
+    folder = tmp_path_factory.mktemp("models")
+    return SimpleNamespace(
+        clip=save_clip(folder / "tiny-clip"),
+        person=save_mask2former(folder / "person", label=0),
+        blind=save_mask2former(folder / "blind"),
+    )
+
+
+def noise(*size, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+
+
+def test_mask2former_as_it_is(models):
+    found = Mask2Former(models.person)(Image.fromarray(noise(40, 60)))
+    assert set(found) == {"person"}
+    assert len(found["person"]) == 4, "queries"
+    assert Mask2Former(models.blind)(Image.fromarray(noise(40, 60))) == {}
+
+
+def test_boxes_are_those_of_masks(models, monkeypatch):
+    """Of the picture: the detector sees one of 100 x 105 pixels as 800 x 864."""
+    import transformers
+
+    shapes = []
+
+    def forward(self, pixel_values, pixel_mask):
+        shapes.append(tuple(pixel_values.shape[2:]))
+        classes = torch.full((1, 4, 81), -9.0)
+        classes[0, 0, 65] = classes[0, 1, 0] = 9.0  # a tv remote, a person
+        classes[0, 2:, 80] = 9.0
+        masks = torch.full((1, 4, *(side // 4 for side in shapes[0])), -9.0)
+        masks[0, 0, 50:100, 108:] = 9.0  # the second quarter of the rows, the right half of the columns
+        masks[0, 1, :, :72] = 9.0  # the left third
+        return SimpleNamespace(class_queries_logits=classes, masks_queries_logits=masks)
+
+    monkeypatch.setattr(transformers.Mask2FormerForUniversalSegmentation, "forward", forward)
+    found = Mask2Former(models.person)(Image.fromarray(noise(100, 105)))
+    assert shapes == [(800, 864)]
+    (remote,), (person,) = found.pop("tv remote"), found.pop("person")
+    assert not found
+    assert remote.box == pytest.approx((52.5, 25, 105, 50), abs=0.51)
+    assert person.box == pytest.approx((0, 0, 35, 100), abs=0.51)
+    assert remote.score > 0.99
+    x1, y1, x2, y2 = map(int, remote.box)
+    inside = np.zeros((100, 105), bool)
+    inside[y1:y2, x1:x2] = True
+    assert np.array_equal(remote.mask, inside)
+
+
+def test_colours_are_those_of_the_nearest_words(models):
+    """Of the object alone: by hand with the classes of transformers, one text and one picture at a time."""
+    import transformers
+
+    model = transformers.CLIPModel.from_pretrained(models.clip)
+    processor = transformers.CLIPProcessor.from_pretrained(models.clip)
+    unit = torch.nn.functional.normalize
+
+    def text(words):
+        return unit(
+            model.get_text_features(**processor(text=words, return_tensors="pt")).pooler_output[0], dim=0
+        )
+
+    picture, found = Image.fromarray(noise(40, 60)), []
+    for number, (x1, y1, x2, y2) in enumerate(
+        [(0, 0, 30, 30), (20, 10, 60, 40), (5, 5, 9, 40), (0, 0, 60, 40)]
+    ):
+        mask = np.zeros((40, 60), bool)
+        mask[y1:y2, x1:x2] = noise(y2 - y1, x2 - x1, seed=number)[..., 0] < 128
+        found.append(Detection(1.0, (x1, y1, x2, y2), mask=mask))
+    expected = []
+    with torch.no_grad():
+        sets = [
+            [
+                text(f"a photo of a {c} bench"),
+                text(f"a photo of a {c}-colored bench"),
+                text(f"a photo of a {c} object"),
+            ]
+            for c in COLOURS
+        ]
+        laws = torch.stack([unit(sum(each) / 3, dim=0) for each in sets])
+        for each in found:
+            pixels = np.where(each.mask[..., None], np.array(picture), 0x99).astype(np.uint8)
+            x1, y1, x2, y2 = map(int, each.box)
+            crop = processor(images=Image.fromarray(pixels[y1:y2, x1:x2]), return_tensors="pt")
+            features = model.get_image_features(**crop).pooler_output[0]
+            expected.append(COLOURS[int((laws @ features).argmax())])
+    assert ClipColours(models.clip)(picture, "bench", found) == expected
+
+
+def test_models_that_are_not_there(models, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        GenEvalError, match=r"cannot load the detector 'nobody/none': .*cache.*; name a folder"
+    ):
+        Mask2Former("nobody/none")
+    with pytest.raises(
+        GenEvalError, match=r"cannot load the detector '/no/such': .*; name a folder"
+    ) as error:
+        Mask2Former("/no/such")
+    assert "\n" not in str(error.value)
+    with pytest.raises(GenEvalError, match=r"cannot load the CLIP model '/no/such': .*; name a folder"):
+        ClipColours("/no/such")
+    with pytest.raises(GenEvalError, match="knows 7 classes instead of the 80 of COCO"):
+        Mask2Former(save_mask2former(tmp_path / "seven", labels=7))
+    shutil.copytree(models.clip, tmp_path / "part")
+    weights = load_file(tmp_path / "part" / "model.safetensors")
+    del weights["visual_projection.weight"]
+    save_file(weights, tmp_path / "part" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(GenEvalError, match="it has no weights of a CLIPModel"):
+        ClipColours(str(tmp_path / "part"))
+
+
+# The study
+
+
+RECORDS = [
+    {"tag": "single_object", "include": [{"class": "person", "count": 1}], "prompt": "a photo of a person"},
+    {"tag": "single_object", "include": [{"class": "bench", "count": 1}], "prompt": "a photo of a bench"},
+    {
+        "tag": "counting",
+        "include": [{"class": "person", "count": 2}],
+        "exclude": [{"class": "person", "count": 3}],
+        "prompt": "a photo of two persons",
+    },
+]
+
+
+@pytest.fixture
+def images(tmp_path, monkeypatch):
+    """A folder of six pictures, which the detector sees small: that is faster."""
+    monkeypatch.setattr("tauflow.geneval.detectors.SIZE", {"shortest_edge": 128, "longest_edge": 256})
+    folder = tmp_path / "images"
+    write_folder([[noise(40, 60, seed=n), noise(48, 48, seed=n + 9)] for n in range(3)], RECORDS, folder)
+    return folder
+
+
+def study(images, models, *words):
+    main(["geneval", "--images", str(images), "--detector", models.person, "--no_progress", *words])
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+def test_a_folder_is_read_as_it_was_written(images):
+    found = read_folder(images)
+    assert [each.record for each in found] == RECORDS
+    assert found[1].pictures == ["00001/samples/00000.png", "00001/samples/00001.png"]
+    assert np.array_equal(np.array(Image.open(images / found[2].pictures[1])), noise(48, 48, seed=11))
+    with pytest.raises(GenEvalError, match=r"uint8 \(H, W, 3\), got float64"):
+        write_folder([[np.zeros((4, 4, 3))]], RECORDS[:1], images)
+
+
+def test_the_study_end_to_end(images, models, capsys):
+    study(images, models, "--colours", models.clip, "--clip", models.clip)
+    printed = capsys.readouterr().out
+    assert "\nGenEval protocol, transformers detector\n" in printed
+    assert "These are not GenEval's 553 prompts" in printed
+    results = lines(images)
+    assert [each["correct"] for each in results] == [True, True, False, False, False, False]
+    assert results[2]["reason"] == "expected 1 bench, found 0"
+    assert results[4]["reason"] == "expected 2 person, found 0", "scores are below 0.9"
+    assert json.loads(results[0]["metadata"]) == RECORDS[0]
+    assert results[0]["filename"] == "00000/samples/00000.png"
+    assert len(json.loads(results[0]["details"])["person"]) == 4
+    rows = {
+        line.split(" | ")[0]: line.split(" | ")[1:] for line in printed.splitlines() if line.startswith("| ")
+    }
+    assert rows["| task"] == ["correct", "clip_score_tiny-clip", "pictures", "prompts |"]
+    assert rows["| single_object"][0] == "0.5000 ± 0.5000"
+    assert rows["| counting"][0] == "0.0000"
+    assert rows["| overall (mean of the tasks)"][0] == "0.2500"
+    assert rows["| all pictures"][0] == "0.3333 ± 0.3333"
+    assert rows["| all pictures"][2:] == ["6", "3 |"]
+    assert rows["| prompts with a correct picture"][0] == "0.3333 ± 0.3333"
+    mean = np.mean([each["clip_scores"][models.clip] for each in results])
+    assert float(rows["| all pictures"][1].split(" ")[0]) == pytest.approx(max(mean, 0), abs=0.06)
+    report = (images / "results.md").read_text()
+    assert report in printed
+    assert f"Detector {models.person}, colours by {models.clip}." in report
+
+
+def test_what_is_done_is_not_done_again(images, models, monkeypatch, capsys):
+    """Stopped in the third prompt, continued, given a CLIP score, a changed picture, one that is gone."""
+    calls = []
+    detect = Mask2Former.__call__
+
+    def counting(self, picture):
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        calls.append(picture)
+        return detect(self, picture)
+
+    monkeypatch.setattr(Mask2Former, "__call__", counting)
+    with pytest.raises(SystemExit) as stop:
+        study(images, models)
+    assert stop.value.code == 130
+    assert "stopped; finished pictures are kept, and the same command resumes" in capsys.readouterr().err
+    assert [each["correct"] is None for each in lines(images)] == [False] * 4 + [True] * 2
+    assert not (images / "results.md").exists()
+    monkeypatch.setattr(Mask2Former, "__call__", lambda *args: calls.append(args) or detect(*args))
+    calls.clear()
+    study(images, models)
+    assert len(calls) == 2, "the pictures of the third prompt"
+    before = lines(images)
+    assert all(each["correct"] is not None for each in before)
+    study(images, models, "--clip", models.clip)
+    assert len(calls) == 2
+    after = lines(images)
+    assert all(models.clip in each["clip_scores"] for each in after)
+    assert [each | {"clip_scores": {}} for each in after] == before
+    Image.fromarray(noise(30, 30)).save(images / "00001/samples/00001.png")
+    (images / "00002/samples/00000.png").unlink()
+    study(images, models)
+    assert len(calls) == 3, "the one that changed"
+    kept = {each["filename"]: each for each in lines(images)}
+    assert len(kept) == 5
+    assert kept["00001/samples/00001.png"]["clip_scores"] == {}
+    study(images, models)
+    assert len(calls) == 3
+
+
+def test_only_the_clip_score(images, models, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ["geneval", "--images", str(images), "--out", str(out), "--detector", "none", "--no_progress"]
+    main([*words, "--clip", models.clip])
+    printed = capsys.readouterr().out
+    assert "| task | clip_score_tiny-clip | pictures | prompts |" in printed
+    assert "correct" not in printed
+    assert "detector\n" not in printed
+    assert not (images / "results.jsonl").exists()
+    with pytest.raises(SystemExit, match="error: without a detector there is only the CLIP score"):
+        main(words)
+
+
+def bad_metadata(text):
+    return lambda images: (images / "00001" / "metadata.jsonl").write_text(text)
+
+
+def changed(**values):
+    return bad_metadata(json.dumps(RECORDS[1] | values))
+
+
+ITEM = RECORDS[1]["include"][0]
+FAULTS = {
+    "no folder": (shutil.rmtree, r"cannot read the folder .*images \(No such file or directory\)"),
+    "empty": (lambda images: [shutil.rmtree(each) for each in images.iterdir()], r"has no pictures NNNNN"),
+    "no pictures": (
+        lambda images: shutil.rmtree(images / "00001/samples"),
+        r"1 prompts .* the first is 00001",
+    ),
+    "no metadata": (
+        lambda images: (images / "00001/metadata.jsonl").unlink(),
+        r"00001/metadata.jsonl \(No such",
+    ),
+    "no JSON": (bad_metadata("{"), r"00001/metadata.jsonl is not one line of JSON"),
+    "no record": (bad_metadata("[]"), r"00001/metadata.jsonl is no record of GenEval: it needs a tag"),
+    "no items": (changed(include=[]), r"is no record of GenEval: it needs a list of what to include"),
+    "no count": (changed(include=[ITEM | {"count": 0}]), r"needs a class and a count of at least 1"),
+    "no word": (changed(include=[ITEM | {"color": 3}]), r"is no record of GenEval: the color of"),
+    "no relation": (changed(include=[ITEM, ITEM | {"position": ["near", 0]}]), r"is not \[one of left of"),
+    "no target": (changed(include=[ITEM | {"position": ["above", 0]}]), r"the number of an earlier item"),
+    "unknown class": (changed(include=[ITEM | {"class": "unicorn"}]), r"00001 asks for the class 'unicorn'"),
+    "unknown colour": (changed(include=[ITEM | {"color": "beige"}]), r"00001 asks for the color 'beige'"),
+    "no picture": (
+        lambda images: (images / "00001/samples/00001.png").write_text("x"),
+        r"00001.png is damaged",
+    ),
+    "no results": (
+        lambda images: (images / "results.jsonl").write_text('{"filename": 3}'),
+        r"results.jsonl is damag",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_wrong_is_said_in_a_line(fault, images, models):
+    spoil, said = FAULTS[fault]
+    spoil(images)
+    with pytest.raises(SystemExit, match=rf"^error: .*{said}") as stop:
+        study(images, models, "--colours", models.clip)
+    assert "\n" not in str(stop.value.code)
+    assert not (images / "results.md").exists()
+
+
+def test_missing_models_are_refused_before_any_work(images, models, monkeypatch):
+    monkeypatch.setattr(Mask2Former, "__call__", None)
+    with pytest.raises(SystemExit, match="error: cannot load the detector '/no/such'"):
+        main(["geneval", "--images", str(images), "--detector", "/no/such", "--no_progress"])
+    with pytest.raises(SystemExit, match="error: cannot load the CLIP model '/no/such'"):
+        study(images, models, "--clip", "/no/such")
+    red = {"class": "bench", "count": 1, "color": "red"}
+    changed(include=[red])(images)
+    with pytest.raises(SystemExit, match="error: cannot load the CLIP model '/no/such'"):
+        study(images, models, "--colours", "/no/such")
+
+
+def test_pictures_of_other_models_are_refused(images, models):
+    study(images, models)
+    with pytest.raises(
+        SystemExit, match=r"error: .*results.jsonl is of the detector .*; name the same ones, or"
+    ):
+        main(["geneval", "--images", str(images), "--detector", models.blind, "--no_progress"])
+
+
+def test_flags_of_geneval_come_after_its_name(images, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="error: geneval has flags of its own, which come after its name"):
+        main(["--out", str(tmp_path), "geneval"])
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "Do pictures show what their prompts ask for?" in " ".join(capsys.readouterr().out.split())
