@@ -253,10 +253,10 @@ def test_a_large_codebook_is_never_squared():
     small part of that."""
     process = Metric(torch.randn(2**14, 8, generator=torch.Generator().manual_seed(0)))
     assert 0.3 < process.beta_0 < 0.6
-    x_1 = torch.randint(2**14, (2, 20), generator=torch.Generator().manual_seed(1))
+    x_1 = torch.randint(2**14, (2, 10), generator=torch.Generator().manual_seed(1))
     with torch.profiler.profile(profile_memory=True) as profile:
         x_t, _ = process.corrupt(x_1, torch.tensor([0.5, 0.99]), torch.Generator().manual_seed(2))
-        process.intensity(torch.rand(3, 2**14).softmax(-1), torch.arange(3), 0.9)
+        process.intensity(torch.rand(1, 2**14).softmax(-1), torch.arange(1), 0.9)
         process.follow(x_t[0], x_1[0], 1.0, 1.5, torch.Generator().manual_seed(3))
     assert max(event.cpu_memory_usage for event in profile.events()) < 2**26
     assert (x_t[1] == x_1[1]).sum() > (x_t[0] == x_1[0]).sum()
@@ -344,6 +344,14 @@ def test_tweedie_is_exact_for_one_coordinate_and_of_first_order_for_two():
             assert max(errors) < 1e-8
         else:
             assert slope(errors, counts) == pytest.approx(1.0, abs=0.1)
+
+
+def test_short_steps_of_tweedie_are_exact_for_one_coordinate():
+    """A step in which most coordinates do not move: what is drawn first is x_1, and moves are never lost."""
+    law, process = EnumerableLaw.random(num_tokens=3, length=1, spread=1.0), metric(3)
+    spec = "tweedie(grid=tau, finish=none, cutoff=0.2)"
+    tokens = tauflow.sample(law.model(process), spec, 20, count=40_000).tokens
+    assert distance(empirical(tokens, 3), Propagator(law, process).marginal(0.8)) < allowed(3, 40_000)
 
 
 @pytest.mark.parametrize(
@@ -438,7 +446,7 @@ def mean_bound(law: EnumerableLaw, process: Process, sharper: float = 1.0) -> fl
 
     With the exact posterior, or its logits times a number.
     """
-    states, count = law.sequences, 200
+    states, count = law.sequences, 60
     pairs = torch.cartesian_prod(torch.arange(len(states)), torch.arange(len(states)))
     x_1, x_t = states[pairs[:, 0]], states[pairs[:, 1]]
 
@@ -472,7 +480,7 @@ def test_the_bound_is_above_the_entropy(length):
     assert mean_bound(law, metric(4), sharper=0.5) > exact + 0.05
     assert mean_bound(law, metric(4), sharper=2.0) > exact + 0.05
     mixture = mean_bound(law, Mixture(Uniform(4), "linear"))
-    assert mean_bound(law, Metric(torch.eye(4))) == pytest.approx(mixture, abs=2e-3)
+    assert mean_bound(law, Metric(torch.eye(4))) == pytest.approx(mixture, abs=5e-3)  # sums of 60
 
 
 # Training

@@ -103,9 +103,8 @@ class TextToImage(OnScenes):
 
     nfes = (4, 8, 16, 32)
     samplers = (
-        *("fudoki", "euler", "tweedie", "theta_rk2", "theta_trapezoidal", "tr", "tr(grid=tau, cutoff=0.05)"),
-        *("tr_cie", "tr_cie(grid=tau, cutoff=0.05)", "tr_cie_paper"),
-        *("tweedie(grid=early)", "spaced", "spaced_even", "bridge", "bridge_systematic"),
+        *("fudoki", "euler", "tweedie", "theta_rk2", "theta_trapezoidal", "tr"),
+        *("tr_cie", "tr_cie(grid=tau, cutoff=0.05)", "tr_cie_paper", "auto"),
     )
     guidance = (1.0,)
     view = View(row=("sampler",), panel=("source", "rates", "guidance"))

@@ -81,8 +81,8 @@ class Validation:
         hidden = posterior_inputs(network, x_t, noise.t, condition)
         logits = network.head(hidden.flatten(0, 1)[places])
         times, redrawn = noise.t[:, None].expand(x_t.shape), noise.redrawn(x_1, x_t)
-        parts = (each.flatten()[places] for each in (x_t, x_1, times, redrawn))
-        return Rows(logits, *parts, places=places)
+        seen = [each.flatten()[places] for each in (x_t, x_1, times, redrawn)]
+        return Rows(logits, seen[0], seen[1], seen[2], seen[3], places)
 
     def _cost_of_the_draw(
         self, network: Network, x_1: Tensor, index: Tensor, condition: Tensor | None

@@ -27,7 +27,8 @@ from tauflow.tasks.scenes.grammar import (
 
 PROMPTS = dict(zip(TASKS, (80, 99, 80, 94, 100, 100), strict=True))  # of each task in GenEval's list
 COUNTS = (2,) * 26 + (3,) * 28 + (4,) * 26  # of its counting prompts
-FREE_SHARE = 0.25  # of the training captions are of no task of GenEval
+SHARES = dict(zip((*TASKS, FREE), (0.05, 0.1, 0.15, 0.05, 0.2, 0.2, 0.25), strict=True))
+"""How often training sees a caption of each kind: most often what is hardest to learn."""
 
 
 def generator_of(*key: str | int) -> np.random.Generator:
@@ -129,7 +130,7 @@ class SceneItems(Dataset[Item]):
         if self.captions:
             caption = self.captions[number % len(self.captions)]
         else:
-            free = generator.random() < FREE_SHARE
-            caption = drawn_caption(FREE if free else TASKS[generator.integers(len(TASKS))], generator)
+            kind = np.searchsorted(np.cumsum(list(SHARES.values())), generator.random(), side="right")
+            caption = drawn_caption(list(SHARES)[min(kind, len(SHARES) - 1)], generator)
         canvas = painted(drawn_scene(caption, self.size, generator), self.size)
         return {"tokens": torch.from_numpy(canvas), "condition": torch.tensor(condition_of(caption))}
