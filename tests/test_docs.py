@@ -194,7 +194,7 @@ def test_the_table_of_options_comes_from_the_samplers():
     assert "old" not in page
     grid = next(line for line in page.splitlines() if line.startswith("| `grid` |"))
     assert "| t, tau, early | t; tau in `euler_tau_grid`, `tr_cie_paper` |" in grid
-    assert grid.endswith("`theta_trapezoidal` |")
+    assert grid.endswith("`theta_trapezoidal`, `fudoki` |")
     with pytest.raises(SettingsError, match="no place for the options"):
         docs.filled("nothing here")
 

@@ -28,7 +28,10 @@ from tauflow.seeds import seed_of
 from tauflow.tasks import Task
 
 DETAILS = {
-    "steps": ("jumped", "clamped", "several_events", "leftover_masks", "samples", "counted_nfe", "forwards"),
+    "steps": (
+        *("jumped", "clamped", "several_events", "discarded"),
+        *("leftover_masks", "samples", "counted_nfe", "forwards"),
+    ),
     "time": ("ms_per_sample", "sampler_ms_per_sample", "network_share"),
 }
 """What is recorded of a cell besides the task's metrics, by the group of charts it stands in."""
@@ -256,13 +259,14 @@ class Counts:
     jumped: float = 0.0
     clamped: float = 0.0
     several: float = 0.0
+    discarded: float = 0.0
     leftover: float = 0.0
     counted_nfe: float = 0.0
     forwards: float = 0.0
 
     def plus(self, samples: int, seconds: float, network_seconds: float, result: Result) -> "Counts":
         steps: list[StepInfo] = result.info.steps
-        names = ("moved", "clamped", "several")
+        names = ("moved", "clamped", "several", "discarded")
         shares = [sum(getattr(step, name) for step in steps) / max(1, len(steps)) for name in names]
         sums = (*shares, result.info.leftover_masks, result.nfe, result.info.forwards)
         new = (samples, seconds, network_seconds, *(samples * each for each in sums))
@@ -276,6 +280,7 @@ class Counts:
             "jumped": total.jumped / n,
             "clamped": total.clamped / n,
             "several_events": total.several / n,
+            "discarded": total.discarded / n,
             "leftover_masks": total.leftover / n,
             "ms_per_sample": 1e3 * total.seconds / n,
             "sampler_ms_per_sample": 1e3 * (total.seconds - total.network_seconds) / n,

@@ -30,6 +30,7 @@ STYLES: dict[str, tuple[str, str]] = {
     "entropy_budget": ("#aaaa00", "D"),
     "bridge": ("#9467bd", "P"),
     "bridge_systematic": ("#332288", "X"),
+    "fudoki": ("#e6a000", "8"),
 }
 """Colour and marker of each sampler."""
 

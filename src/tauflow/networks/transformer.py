@@ -5,7 +5,7 @@ Shapes: B batch, D coordinates, V data tokens, W width, H heads, K = W / H, C co
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -16,6 +16,7 @@ from tauflow.errors import SettingsError
 from tauflow.networks.base import Network, NetworkConfig
 from tauflow.networks.features import ConditionFeatures, ConditionTokens, TimeFeatures
 
+NEWER = ("condition", "rotary_base")  # settings that earlier versions did not have
 ConditionName = Literal["added", "tokens"]
 LARGEST = {"width": 2**16, "blocks": 256, "heads": 1024, "mlp_ratio": 64, "time_width": 2**16}
 """Sizes beyond any network that has been trained: larger ones are mistakes."""
@@ -64,6 +65,12 @@ class TransformerConfig(NetworkConfig):
             raise SettingsError(f"condition must be added or tokens, got {self.condition!r}")
         if not 1 < self.rotary_base <= 1e9:
             raise SettingsError(f"rotary_base must be above 1, at most 1e9, got {self.rotary_base}")
+
+    @property
+    def init_args(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: what is newer only where it is used, as in earlier versions."""
+        found = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
+        return {name: value for name, (value, usual) in found.items() if name not in NEWER or value != usual}
 
     def build(
         self, shape: tuple[int, ...], num_states: int, num_tokens: int, conditions: tuple[int, ...] = ()

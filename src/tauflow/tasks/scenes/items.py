@@ -130,7 +130,8 @@ class SceneItems(Dataset[Item]):
         if self.captions:
             caption = self.captions[number % len(self.captions)]
         else:
-            kind = np.searchsorted(np.cumsum(list(SHARES.values())), generator.random(), side="right")
-            caption = drawn_caption(list(SHARES)[min(kind, len(SHARES) - 1)], generator)
+            bounds = np.cumsum(list(SHARES.values()))[:-1]
+            kind = int(np.searchsorted(bounds, generator.random(), side="right"))
+            caption = drawn_caption(list(SHARES)[kind], generator)
         canvas = painted(drawn_scene(caption, self.size, generator), self.size)
         return {"tokens": torch.from_numpy(canvas), "condition": torch.tensor(condition_of(caption))}
