@@ -660,7 +660,7 @@ def test_one_budget_is_one_table_with_the_metrics_as_columns(results, capsys, mo
     print_results(results)
     printed = capsys.readouterr().out
     assert printed.count("┏") == 5, "several budgets: a table for each metric, and differences"
-    assert "error_rate by NFE, lower is better, ± standard error over samples" in printed
+    assert "error_rate by NFE, lower is better, ± one standard error" in printed
 
 
 def test_one_sample_has_no_standard_error_and_json_says_null(tmp_path):

@@ -495,6 +495,16 @@ def test_only_the_clip_score(images, models, tmp_path, capsys):
         main(words)
 
 
+def test_two_clip_models_of_one_tag_are_refused(images, models, tmp_path):
+    words = ["geneval", "--images", str(images), "--detector", "none", "--no_progress", "--clip"]
+    main([*words, models.clip])
+    before = lines(images)
+    other = shutil.copytree(models.clip, tmp_path / "other" / Path(models.clip).name)
+    with pytest.raises(SystemExit, match=r"error: .* are both called tiny-clip; use one of them"):
+        main([*words, str(other)])
+    assert lines(images) == before
+
+
 def bad_metadata(text):
     return lambda images: (images / "00001" / "metadata.jsonl").write_text(text)
 

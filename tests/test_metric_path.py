@@ -58,7 +58,7 @@ def test_only_directions_of_vectors_matter():
         ([1.0, 2.0], "a vector of finite numbers"),
         ([[1.0], [2.0, 3.0]], "a vector of finite numbers"),
         ("codes", "a vector of finite numbers"),
-        ([[1.0, 0.0], [2.0, 0.0]], "the same direction, so the path cannot tell them apart"),
+        ([[1.0, 3.0], [2.0, 6.0]], "all codes of the codebook have the same direction"),
         ([[1.0, 0.0]], "at least 2 data tokens"),
     ],
 )
@@ -135,6 +135,35 @@ def test_evidence_is_the_likelihood_of_a_state():
         likelihood = torch.tensor(laws, dtype=torch.float64).T  # [x][x_1]
         found = evidence[b] / evidence[b].sum(-1, keepdim=True)
         torch.testing.assert_close(found, likelihood / likelihood.sum(-1, keepdim=True), atol=1e-6, rtol=0)
+
+
+def test_codes_of_one_direction_are_taken_for_each_other():
+    """Codes 1 and 3 are at distance 0: no law of the path tells them apart, no rate leads from one to the
+    other, and the posterior does. 10 000 samples of one coordinate, beside errors without noise: tweedie has
+    none, tr_cie the one of exact propagation, fudoki 0.080 of 200 000 samples."""
+    vectors = VECTORS.clone()
+    vectors[3] = 3 * vectors[1]
+    process, twins, count = Metric(vectors), torch.tensor([1, 3]), 10_000
+    x_t, _ = process.corrupt(torch.ones(1, count).long(), torch.tensor([0.9999]))
+    assert sorted(x_t.unique().tolist()) == [1, 3]
+    assert (x_t == 3).double().mean().item() == pytest.approx(0.5, abs=5 * 0.5 / count**0.5)
+    evidence = process.evidence(torch.arange(V)[None], torch.tensor([0.7]))[0]
+    rows, tokens = posterior_rows(V), torch.arange(V)
+    jumps = process.intensity(rows.clone(), tokens, 0.7)
+    kernel = process.kernel(rows, tokens, 0.5, 2.0)
+    others = torch.tensor([0, 2, 4])
+    for law in (process.law_at(0.7), evidence, evidence.T, jumps[others], kernel[others]):
+        assert law.isfinite().all()
+        torch.testing.assert_close(law[:, 1], law[:, 3])
+    assert jumps[twins[:, None], twins].max() < 1e-12
+    torch.testing.assert_close(kernel.sum(-1), torch.ones(V, dtype=torch.float64))
+    law = EnumerableLaw.random(num_tokens=V, length=1, spread=1.0)
+    assert law.entropy < mean_bound(law, process) < math.inf
+    exact = Propagator(law, process).error(SAMPLERS["tr_cie"](grid="tau"), 16)
+    assert exact < 0.02
+    for name, most in (("tweedie(grid=tau)", 0.0), ("tr_cie(grid=tau)", exact), ("fudoki", 0.081)):
+        tokens = tauflow.sample(law.model(process), name, 16, count=count).tokens
+        assert distance(empirical(tokens, V), law.probabilities) < allowed(V, count) + most, name
 
 
 # The clock
@@ -318,7 +347,7 @@ def test_auto_is_tr_cie_on_the_clock():
 
 def fitted(law: EnumerableLaw, name: str) -> tuple[float, float]:
     """The order of convergence in law up to 80 % of the way, and the error at 32 steps."""
-    propagator, counts = Propagator(law, metric(3)), [16, 32]
+    propagator, counts = Propagator(law, metric(3, "linear")), [16, 32]
     sampler = SAMPLERS[name](grid="tau", finish="none", cutoff=0.2)
     errors = [propagator.error(sampler, count) for count in counts]
     return slope(errors, counts), errors[-1]
@@ -326,12 +355,15 @@ def fitted(law: EnumerableLaw, name: str) -> tuple[float, float]:
 
 def test_orders_in_law():
     """A jump changes the rates of the coordinate itself, so that leaping, one jump in a step, is of first
-    order whatever is extrapolated; extrapolation makes the error several times smaller."""
+    order whatever is extrapolated; extrapolation makes the error several times smaller.
+
+    Errors are exact. Slopes between 16 and 32 steps are 0.96 to 0.98, since terms of second order are left;
+    the error of tr is 7.4 times that of tr_cie, and a little less is asked for."""
     law = EnumerableLaw.random(num_tokens=3, length=2, spread=0.2)
-    order, plain = fitted(law, "tr")
-    assert order == pytest.approx(1.0, abs=0.1)
-    _, extrapolated = fitted(law, "tr_cie")
-    assert extrapolated < plain / 4
+    found = {name: fitted(law, name) for name in ("tr", "euler", "theta_rk2", "tr_cie")}
+    for name in ("tr", "euler", "theta_rk2"):
+        assert found[name][0] == pytest.approx(1.0, abs=0.05), name
+    assert found["tr_cie"][1] < found["tr"][1] / 6
 
 
 def test_tweedie_is_exact_for_one_coordinate_and_of_first_order_for_two():
@@ -355,10 +387,13 @@ def test_short_steps_of_tweedie_are_exact_for_one_coordinate():
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("tr_cie(grid=tau)", 0.0), ("tweedie(grid=tau)", 0.012), ("fudoki", 0.1)]
+    ("name", "most"), [("tr_cie(grid=tau)", 0.003), ("tweedie(grid=tau)", 0.013), ("fudoki", 0.12)]
 )
 def test_samplers_converge_to_the_data(name, most):
-    """At 32 evaluations, beside the noise of 10 000 samples; with 2 they are far from it."""
+    """At 32 evaluations, beside the noise of 10 000 samples; with 2 they are far from it.
+
+    `most` is the error without noise: 0.0022 and 0.0126 by exact propagation, and 0.119 of 100 000 samples
+    of fudoki, whose grid in t ends where a good part of the way is left to one draw."""
     law = EnumerableLaw.random(num_tokens=4, length=2, spread=1.5)
     model = law.model(metric(4))
     few, many = (
@@ -454,7 +489,7 @@ def mean_bound(law: EnumerableLaw, process: Process, sharper: float = 1.0) -> fl
         chance = law.probabilities[pairs[:, 0]] * process.law_at(t)[x_1, x_t].prod(1)
         posterior = law.posterior(x_t, torch.full((len(pairs),), t, dtype=torch.float64), process)
         costs = cost((sharper * posterior.log()).log_softmax(-1)).mean(1)
-        return (chance * costs.where(chance > 0, 0)).sum().item()  # infinite where x_t is impossible
+        return (chance * costs.where(chance > 1e-30, 0)).sum().item()  # infinite where x_t is impossible
 
     kappa = (torch.arange(count, dtype=torch.float64) + 0.5) / count * (1 - process.bound_cutoff)
     total = 0.0
@@ -469,14 +504,14 @@ def mean_bound(law: EnumerableLaw, process: Process, sharper: float = 1.0) -> fl
     return total + mean(end, lambda logits: -logits.gather(2, x_1[:, :, None]).squeeze(2))
 
 
-@pytest.mark.parametrize("length", [1, 2])
-def test_the_bound_is_above_the_entropy(length):
+@pytest.mark.parametrize(("length", "ratio"), [(1, 1.313), (2, 1.282)])
+def test_the_bound_is_above_the_entropy(length, ratio):
     """It is not the entropy even for one coordinate, since a path remembers more of x_1 than its last state
     does. A wrong posterior costs more. Between codes that are all equally far apart the path is that of a
-    mixture in another time, and so is its bound."""
+    mixture in another time, and so is its bound. The ratios are sums of 60 too, good to three digits."""
     law = EnumerableLaw.random(num_tokens=4, length=length, spread=1.0)
     exact = mean_bound(law, metric(4))
-    assert law.entropy < exact < 1.35 * law.entropy
+    assert exact / law.entropy == pytest.approx(ratio, abs=2e-3)
     assert mean_bound(law, metric(4), sharper=0.5) > exact + 0.05
     assert mean_bound(law, metric(4), sharper=2.0) > exact + 0.05
     mixture = mean_bound(law, Mixture(Uniform(4), "linear"))

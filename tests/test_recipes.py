@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shutil
+import sys
 
 import fudoki
 import numpy as np
@@ -19,7 +20,7 @@ from torch import nn
 import tauflow
 from tauflow.denoise import BatchedDenoiser, CountingDenoiser
 from tauflow.errors import CheckpointError, SamplingError, SettingsError, TauflowError
-from tauflow.geneval import ClipScore
+from tauflow.geneval import ClipScore, read_folder, records
 from tauflow.recipes import RECIPES, convert, pretrained
 from tauflow.recipes.__main__ import main
 from tauflow.recipes.framing import Prompts
@@ -328,6 +329,23 @@ def test_clip_judges_pictures_by_their_prompts(released, tmp_path):
     assert trained.task.headline == "clip_score_tiny"
 
 
+def test_clip_runs_where_it_is_asked_to(released, tmp_path, monkeypatch):
+    """The GPU of the process stands for a place where nothing can be computed."""
+    monkeypatch.setattr("tauflow.geneval.clip.own_device", lambda: torch.device("meta"))
+    task = pretrained(released, rates="mixture").task
+    task.use_judges(save_clip(tmp_path / "tiny"), torch.device("cpu"))
+    metrics = task.sample_metrics()
+    metrics.update(codes(1), condition=task.condition(SHORT)[None])
+    assert math.isfinite(metrics.compute()["clip_score_tiny"][0])
+
+
+def test_clip_models_of_the_same_name_are_refused(trained, tmp_path):
+    names = [save_clip(tmp_path / folder / "clip") for folder in ("a", "b")]
+    with pytest.raises(TauflowError, match="are both called clip; use one of them, or rename its folder"):
+        trained.task.use_judges(",".join(names))
+    assert not trained.task.scores
+
+
 # Folders
 
 
@@ -386,6 +404,26 @@ def test_metric_rates_are_the_default(released):
     assert process.num_tokens == fudoki.CODES
     result = tauflow.sample(trained.model, "auto", 4, count=2, condition=trained.task.condition(SHORT))
     assert result.tokens.max() < fudoki.CODES
+
+
+def test_vectors_of_codes_may_have_another_width_than_the_embedding(copied, tmp_path):
+    vectors = nn.Embedding(fudoki.CODES, 5)
+    torch.save(vectors, copied / "image_embedding.pt")
+    convert(copied, tmp_path / "out")
+    for folder in (copied, tmp_path / "out"):
+        assert pretrained(folder).model.process == tauflow.Metric(vectors.weight.detach())
+
+
+@pytest.mark.parametrize("package", ["transformers", "safetensors"])
+def test_packages_that_are_missing(package, copied, tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, package, None)
+    install = re.escape("more packages") + r".*: pip install -c constraints\.txt -e '\.\[pretrained\]'"
+    with pytest.raises(SettingsError, match=install):
+        pretrained(copied)
+    with pytest.raises(SystemExit, match=f"^error: .*{install}"):
+        main(["convert", str(copied), str(tmp_path / "out")])
 
 
 def test_the_command_converts_and_says_where(released, tmp_path, capsys):
@@ -447,6 +485,17 @@ def test_a_recipe_of_the_user(released, tmp_path):
         pretrained(folder)
     own = dataclasses.replace(RECIPES[1], name="mine", model_type="mine")
     assert pretrained(folder, rates="mixture", recipes=[own]).task.shape == (4, 4)
+
+
+def test_the_example_of_geneval(released, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "geneval.md").read_text()
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "write_folder(" in block]
+    code = code.replace("LucasJinWang/FUDOKI", str(released)).replace('"cuda"', '"cpu"')
+    exec(code.replace("records()", "records()[:2]"), {})
+    found = read_folder(tmp_path / "pictures")
+    assert [len(each.pictures) for each in found] == [4, 4]
+    assert [each.record for each in found] == records()[:2]
 
 
 def test_the_examples_of_the_guide(released, tmp_path):

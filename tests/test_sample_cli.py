@@ -12,13 +12,18 @@ import time
 import pytest
 import torch
 from conftest import ENV, ROOT, load_plain, paused, read_scalars
+from lightning.pytorch import Trainer
 
 import tauflow
 import tauflow.cli.sample
 from tauflow import files
 from tauflow.evaluation.store import REAL, Results
+from tauflow.networks import TransformerConfig
 from tauflow.samplers import SAMPLERS
 from tauflow.samplers.spec import options_of
+from tauflow.tasks import Scenes
+from tauflow.tasks.data import TaskData
+from tauflow.train import DFMModule
 
 FILES = [".lock", "quality_vs_nfe.png", "results.csv", "results.json", "results.md", "samples.txt"]
 SHIPPED = ROOT / "checkpoints" / "shipped" / "countdown_masked.ckpt"
@@ -509,6 +514,33 @@ def test_a_pretrained_model_is_sampled_like_a_checkpoint(call, released, tmp_pat
     assert "4 of 4 cells are there already" in printed
     code, _ = call(*args, "--sampler", "euler", "--guidance", 6, "--rates", "mixture")
     assert "rates: metric there, mixture now" in code
+
+
+def test_rates_of_a_checkpoint_on_a_metric_path(call, tmp_path):
+    task = Scenes(size=6, batch_size=2, val_items=2)
+    model = DFMModule(task.facts, source="metric", schedule="beta", network=TransformerConfig(8, 1, 1))
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    few = {"max_steps": 1, "limit_val_batches": 0, "accelerator": "cpu", "enable_checkpointing": False}
+    trainer = Trainer(**quiet, **few)
+    trainer.fit(model, datamodule=TaskData(task))
+    trainer.save_checkpoint("metric.ckpt")
+    args = ["--ckpt", "metric.ckpt", "--sampler", "euler", "--nfe", 2, "--num_samples", 2, "--nll_items", 0]
+    for rates, source in (("mixture", "uniform"), ("metric", "metric")):
+        code, printed = call(*args, "--rates", rates, "--out", rates)
+        assert code == 0
+        assert f"Scenes, {source} source)" in printed
+        assert f"sampled with {rates} rates" in (tmp_path / rates / "results.md").read_text()
+    assert call(*args, "--out", "metric")[0] == 0, "metric rates are the default"
+    guided = ("--unconditional", "metric.ckpt", "--guidance", 2)
+    assert call(*args, "--rates", "mixture", *guided)[0] == 0, "both models have them"
+    for more, expected in (
+        (["--out", "mixture"], "rates: mixture there, metric now"),
+        (["--rates", "tau"], "rates must be mixture or metric, got 'tau'"),
+        (["--rates", "mixture", "--ckpt", SHIPPED], "drop --rates"),
+    ):
+        code, _ = call(*args, *more)
+        assert expected in code
+        assert "\n" not in code
 
 
 def test_mixture_rates_and_the_guidance_that_is_recommended(call, released):

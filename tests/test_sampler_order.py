@@ -7,7 +7,7 @@ the data would measure the finishing.)
 
 import pytest
 import torch
-from helpers import SOURCES, distance, mixture
+from helpers import SOURCES, distance, metric, mixture
 
 from tauflow.denoise import CallableDenoiser, Model
 from tauflow.samplers import SAMPLERS, Problem, State, Visit
@@ -37,6 +37,15 @@ def test_tr_cie_is_second_order_in_law(kind, grid):
 @pytest.mark.parametrize("name", ["tr", "euler", "theta_rk2", "tr_cie_exact"])
 def test_first_order_methods(kind, name):
     assert fitted(WEAK, kind, name) == pytest.approx(1.0, abs=0.13)
+
+
+@pytest.mark.parametrize(("name", "order"), [("tr", 1), ("euler", 1), ("theta_rk2", 1), ("tr_cie", 2)])
+def test_between_two_codes_a_metric_path_has_the_orders_of_a_mixture(name, order):
+    """It is the path of one, in another time. With more codes: test_metric_path."""
+    propagator = Propagator(WEAK, metric(2, "quadratic"))
+    sampler = SAMPLERS[name](grid="tau", finish="none", cutoff=0.2)
+    errors = [propagator.error(sampler, count) for count in COUNTS]
+    assert slope(errors, COUNTS) == pytest.approx(order, abs=0.1)
 
 
 @pytest.mark.parametrize("kind", SOURCES)

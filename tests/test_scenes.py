@@ -44,7 +44,7 @@ from tauflow.tasks.scenes.grammar import (
     condition_of,
     parsed,
 )
-from tauflow.tasks.scenes.items import drawn_scene, generator_of
+from tauflow.tasks.scenes.items import SHARES, drawn_scene, generator_of
 from tauflow.tasks.scenes.metrics import error_of, objects_of, samples_of_a_prompt
 
 CIRCLE, SQUARE, TRIANGLE, CROSS = range(4)
@@ -273,7 +273,7 @@ def test_items_are_pure_functions_of_their_number(task):
 
 
 def test_every_training_item_shows_its_caption_and_nothing_else(task):
-    """Shares of the tags: 3/4 of 1200 items over six tasks, the rest free; five standard deviations."""
+    """Shares of the tags in 1200 items, within five standard deviations."""
     count = 1200
     items = [task.train_data[number] for number in range(count)]
     tokens = torch.stack([item["tokens"].flatten() for item in items])
@@ -285,9 +285,8 @@ def test_every_training_item_shows_its_caption_and_nothing_else(task):
         assert found[name].value == 1
     assert found["broken_codes"].value == found["extra_objects"].value == 0
     tags = [caption_from(row).tag for row in condition]
-    for tag in TASKS:
-        assert abs(tags.count(tag) - count / 8) < 5 * math.sqrt(count / 8 * 7 / 8)
-    assert abs(tags.count(FREE) - count / 4) < 5 * math.sqrt(count / 4 * 3 / 4)
+    for tag, share in SHARES.items():
+        assert abs(tags.count(tag) - count * share) < 5 * math.sqrt(count * share * (1 - share))
 
 
 @pytest.mark.parametrize("number", range(len(RELATIONS)))

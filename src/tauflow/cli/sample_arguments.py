@@ -202,7 +202,7 @@ def add_model_arguments(group: Any) -> None:
         "--rates",
         type=given,
         metavar="NAME",
-        help="how a pretrained model on a metric path is sampled: metric (default) or mixture",
+        help="how a model on a metric path is sampled: metric (default) or mixture",
     )
     group.add_argument(
         "--classes",

@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tauflow.cli.sample_models import loaded, loaded_pretrained
 from tauflow.cli.sample_values import numbers, weights
@@ -64,6 +64,8 @@ def requested(path: Path, arguments: argparse.Namespace, device: "torch.device")
         trained, sha256 = loaded_pretrained(arguments.pretrained, arguments.rates, device)
     else:
         trained, sha256 = loaded(path, arguments, device)
+        if arguments.rates:
+            trained = _with_rates(trained, arguments.rates)
     _fill_in_sizes(arguments, trained)
     if arguments.learn_order:
         trained = _with_learned_order(trained, path)
@@ -73,7 +75,7 @@ def requested(path: Path, arguments: argparse.Namespace, device: "torch.device")
     for name in ("unconditional", "complete"):
         file = getattr(arguments, name)
         settings[f"{name}_sha256"] = digest(file) if file else None
-    if arguments.pretrained:
+    if arguments.pretrained or arguments.rates or trained.model.process.name == "metric":
         settings["rates"] = _rates(trained.model.process)
         grid.notes.append(f"sampled with {settings['rates']} rates")
     settings |= {"samplers": list(grid.samplers), "nfes": grid.nfes, "guidance": grid.guidance}
@@ -88,6 +90,18 @@ def _rates(process: "Process") -> str:
     from tauflow.process import Mixture
 
     return "mixture" if isinstance(process, Mixture) else process.name
+
+
+def _with_rates(trained: "Trained", rates: str) -> "Trained":
+    """Return a model on a metric path with other rates; refuse them for any other."""
+    from tauflow.process import Metric
+
+    model = trained.model
+    if not isinstance(model.process, Metric):
+        raise SettingsError(
+            f"--rates are of a model on a metric path, which this one ({model.process}) is not; drop --rates"
+        )
+    return dataclasses.replace(trained, model=model.with_rates(cast(Any, rates)))
 
 
 def refuse_unfit(arguments: argparse.Namespace) -> None:
@@ -107,10 +121,6 @@ def refuse_unfit(arguments: argparse.Namespace) -> None:
         raise SettingsError("give --task, a shipped model, or --ckpt, a checkpoint of your own, not both")
     if arguments.pretrained:
         _refuse_unfit_to_pretrained(arguments)
-    elif arguments.rates:
-        raise SettingsError(
-            "--rates are those of a pretrained model; give --pretrained NAME, or drop --rates"
-        )
     if arguments.unconditional and not arguments.guidance:
         raise SettingsError(
             "--unconditional needs --guidance W, how much to guide away from it; 2 is a start"
@@ -212,6 +222,8 @@ def _grid(arguments: argparse.Namespace, trained: "Trained", device: "torch.devi
     unconditional = None
     if arguments.unconditional:
         unconditional = loaded(arguments.unconditional, arguments, device)[0].model
+        if arguments.rates:
+            unconditional = unconditional.with_rates(arguments.rates)
         facts = [
             (each.process.num_tokens, each.shape, each.process.name)
             for each in (trained.model, unconditional)

@@ -137,8 +137,7 @@ class Model:
         if rates not in get_args(RatesName):
             raise SamplingError(f"rates must be {' or '.join(get_args(RatesName))}, got {rates!r}")
         if isinstance(self.process, Metric) and rates == "mixture":
-            surrogate = Mixture(Uniform(self.process.num_tokens), "linear")
-            return dataclasses.replace(self, process=surrogate)
+            return dataclasses.replace(self, process=surrogate(self.process.num_tokens))
         if rates == "metric" and not isinstance(self.process, Metric):
             raise SamplingError(
                 f"metric rates need a codebook, which this model ({self.process}) has not; use its own, "
@@ -149,6 +148,11 @@ class Model:
     def tempered(self, temperature: float) -> "Model":
         """Return the model with its logits divided by a temperature."""
         return dataclasses.replace(self, denoiser=TemperedDenoiser(self.denoiser, temperature))
+
+
+def surrogate(num_tokens: int) -> Mixture:
+    """Return the mixture that a metric path is taken for: from uniform noise, with kappa = t."""
+    return Mixture(Uniform(num_tokens), "linear")
 
 
 def denoiser_for(model: Any, process: Process) -> Denoiser:

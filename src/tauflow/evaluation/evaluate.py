@@ -12,7 +12,7 @@ from torch import Tensor
 from tauflow.denoise import Model
 from tauflow.errors import SamplingError, WriteError
 from tauflow.evaluation.grid import GridOptions, progress_bar, run_grid
-from tauflow.evaluation.likelihood import nll_batches, nll_scales, no_nll, with_nll
+from tauflow.evaluation.likelihood import NLL, nll_batches, nll_scales, no_nll, with_nll
 from tauflow.evaluation.measure import Sampling, measure_cell, scales
 from tauflow.evaluation.reference import reference_cell
 from tauflow.evaluation.store import REAL, Cell, Factors, Results
@@ -134,7 +134,7 @@ class SamplerGrid:
         if not any(cell.factors.get("sampler") == REAL for cell in results.cells):
             self._add_reference(results, options)
         done = [cell for cell in results.cells if not cell.problem]
-        if any(cell.factors.get("sampler") in self.likely and not cell.items for cell in done):
+        if any(cell.factors.get("sampler") in self.likely and NLL not in cell.items for cell in done):
             results.note("cells that were measured without nll stay so; to have it, choose another folder")
 
         def measure(factors: Factors) -> Cell:

@@ -16,10 +16,12 @@ from tauflow.samplers import Sampler, nll
 from tauflow.samplers.likelihood import no_likelihood
 from tauflow.tasks import Task
 
+NLL = "nll"  # in nats for each coordinate
+
 
 def nll_units(task: Task) -> dict[str, float]:
     """Return the names of nll with their factors: nats for each coordinate, and the units of the task."""
-    return {"nll": 1.0} | {f"nll_{name}": factor for name, factor in task.units.items()}
+    return {NLL: 1.0} | {f"nll_{name}": factor for name, factor in task.units.items()}
 
 
 def nll_scales(task: Task) -> dict[str, Scale]:
@@ -67,4 +69,4 @@ def with_nll(
     each = [number / task.length for number in over_ranks(nats, "SUM")]
     items = {name: [factor * number for number in each] for name, factor in nll_units(task).items()}
     records = [Record(cell.factors, name, Measured.mean(numbers)) for name, numbers in items.items()]
-    return dataclasses.replace(cell, records=cell.records + records, items=items)
+    return dataclasses.replace(cell, records=cell.records + records, items=cell.items | items)

@@ -25,7 +25,7 @@ from tauflow.samplers import Prompt, Result, Sampler, StepInfo, sample
 from tauflow.samplers.api import checked_prompt, whole
 from tauflow.samplers.base import require
 from tauflow.seeds import seed_of
-from tauflow.tasks import Task
+from tauflow.tasks import SampleMetric, Task
 
 DETAILS = {
     "steps": (
@@ -168,7 +168,8 @@ def measure_cell(
     together(lambda: found.update(measured(metrics)))
     details = counts.details()
     records = [Record(factors, name, each) for name, each in (found | details).items()]
-    return Cell(factors, records, shown[0] if shown else None)
+    items = units(metrics) if world_size() == 1 else {}  # ranks keep their samples in another order
+    return Cell(factors, records, shown[0] if shown else None, items=items)
 
 
 def _sample(
@@ -237,6 +238,12 @@ def together(work: Callable[[], None]) -> None:
 def measured(metrics: MetricCollection) -> dict[str, Measured]:
     """Compute metrics, each of which gives (value, standard error, ...)."""
     return {name: Measured(*(float(number) for number in found)) for name, found in metrics.compute().items()}
+
+
+def units(metrics: MetricCollection) -> dict[str, list[float]]:
+    """Return what samplers are compared by, unit by unit, of the metrics that have it."""
+    found = {name: metric.units() for name, metric in metrics.items() if isinstance(metric, SampleMetric)}
+    return {name: numbers for name, numbers in found.items() if numbers}
 
 
 def scales(task: Task) -> dict[str, Scale]:

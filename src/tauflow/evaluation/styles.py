@@ -30,7 +30,7 @@ STYLES: dict[str, tuple[str, str]] = {
     "entropy_budget": ("#aaaa00", "D"),
     "bridge": ("#9467bd", "P"),
     "bridge_systematic": ("#332288", "X"),
-    "fudoki": ("#e6a000", "8"),
+    "fudoki": ("#e6a000", "s"),
 }
 """Colour and marker of each sampler."""
 
@@ -38,7 +38,7 @@ OTHERS = [
     *("#1f77b4", "#ff7f0e", "#2ca02c", "#e377c2", "#8c564b", "#17becf", "#bcbd22", "#9edae5"),
     *("#f7b6d2", "#c49c94", "#98df8a", "#ffbb78", "#c5b0d5", "#393b79", "#637939", "#8c6d31"),
 ]
-MARKERS = "os^vDP*Xd<>ph8H"
+MARKERS = "os^vDP*Xd<>"  # none of the polygons that look like a circle when they are small
 LINES = ("--", ":", "-.")
 
 
@@ -48,7 +48,7 @@ def styles(names: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     taken: set[tuple[str, str, str]] = set()
     for label in sorted(names, key=lambda each: (each not in STYLES, each)):
         free = (each for each in _looks(label, names[label]) if each not in taken)
-        # beyond 45 variants of one sampler some must share a look
+        # beyond 33 variants of one sampler some must share a look
         look = next(free, next(_looks(label, names[label])))
         taken.add(look)
         found[label] = dict(zip(("color", "marker", "linestyle"), look, strict=True))
@@ -62,12 +62,13 @@ def _looks(label: str, base: str) -> Iterator[tuple[str, str, str]]:
     number = hashlib.blake2b(label.encode(), digest_size=4).digest()[0]
     if base in STYLES:
         colours = [STYLES[base][0]]
-        lines: tuple[str, ...] = LINES
+        turn = number % len(LINES)
+        lines: tuple[str, ...] = (*LINES[turn:], *LINES[:turn])  # variants differ by their line first
     else:
         shift = number % len(OTHERS)
         colours = OTHERS[shift:] + OTHERS[:shift]
         lines = ("-", *LINES)
-    for line in lines:
-        for step in range(len(MARKERS)):
+    for step in range(len(MARKERS)):
+        for line in lines:
             for colour in colours:
                 yield colour, MARKERS[(number // 16 + step) % len(MARKERS)], line

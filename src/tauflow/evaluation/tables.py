@@ -157,8 +157,8 @@ def _has_numbers(frame: Frame, panel: str, metric: str) -> bool:
 def _metric_table(frame: Frame, panel: str, metric: str, emphasis: str) -> Table:
     xs = frame.xs(panel, metric)
     way = f"{direction(frame, metric)} is better"
-    over = "real items" if frame.paired(panel, metric) else "samples"
-    title = f"{metric} by {frame.view.x_name}, {way}, ± standard error over {over}"
+    over = " over real items" if frame.paired(panel, metric) else ""
+    title = f"{metric} by {frame.view.x_name}, {way}, ± one standard error{over}"
     rows = [
         [row, *(_cell(frame, panel, row, x, metric, emphasis) for x in xs)]
         for row in samplers_first([*frame.rows(panel, metric), *frame.problem_rows(panel)])
@@ -185,8 +185,8 @@ def _side_by_side(frame: Frame, panel: str, x: float, metrics: list[str], emphas
     ]
     arrows = {"higher": "↑", "lower": "↓", "near real data": "≈"}
     header = ["sampler", *(f"{metric} {arrows[direction(frame, metric)]}" for metric in metrics)]
-    over = "samples, of nll over real items" if "nll" in metrics else "samples"
-    title = f"{frame.view.x_name} {x:g}, ± standard error over {over}"
+    over = ", of nll over real items" if "nll" in metrics else ""
+    title = f"{frame.view.x_name} {x:g}, ± one standard error{over}"
     return Table(f"{panel}: {title}" if panel else title, header, lines)
 
 

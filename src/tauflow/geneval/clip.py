@@ -52,12 +52,18 @@ def _tensor(output: Any) -> Tensor:
 
 
 class ClipScore:
-    """CLIP score of torchmetrics, 100 cos of the features of a picture and its caption, of each picture."""
+    """CLIP score of torchmetrics, 100 cos of the features of a picture and its caption, of each picture.
 
-    def __init__(self, name: str = CLIP):
+    Args:
+        name: of the model, a folder or a name of the hub.
+        device: where it runs; by default the GPU of this process, if there is one.
+    """
+
+    def __init__(self, name: str = CLIP, device: torch.device | None = None):
         from torchmetrics.multimodal import CLIPScore
 
         self.clip = Clip(name)
+        self.device = device
         self.tag = f"clip_score_{self.clip.label}"
         model: Any = lambda: (self.clip, self.clip.processor)  # noqa: E731 - CLIPScore calls it
         self._metric = CLIPScore(model)
@@ -69,7 +75,7 @@ class ClipScore:
                 "a CLIP score is of pictures uint8 (B, H, W, 3) with values 0 to 255, got "
                 f"{pictures.dtype} {tuple(pictures.shape)}"
             )
-        device = own_device()
+        device = self.device or own_device()
         scores = torch.zeros(len(pictures), dtype=torch.float64)
         # samples may be drawn in another precision
         with torch.inference_mode(), torch.autocast(device.type, enabled=False):

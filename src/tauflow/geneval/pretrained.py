@@ -1,6 +1,7 @@
 """Models of transformers by name: a folder, or a name of the hub that is in its cache or can be loaded."""
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,17 @@ def loaded(what: str, name: str, model: str, processor: str) -> tuple[Any, Any]:
 def label_of(name: str) -> str:
     """Return what stands for a model in tags: the last part of its name, without dots."""
     return re.sub(r"[^\w-]", "_", Path(name).name)
+
+
+def refuse_same_labels(names: Iterable[str]) -> None:
+    """Raise if two models would have one tag."""
+    known: dict[str, str] = {}
+    for name in names:
+        other = known.setdefault(label_of(name), name)
+        if other != name:
+            raise GenEvalError(
+                f"{other} and {name} are both called {label_of(name)}; use one of them, or rename its folder"
+            )
 
 
 def own_device() -> torch.device:

@@ -32,7 +32,14 @@ class ConditionFeatures(nn.Module):
 
 
 class ConditionTokens(nn.Module):
-    """A token for each column of a condition, of one vocabulary; the last row of its table is "not given"."""
+    """A token for each word of a caption, whose columns have one vocabulary; its last row is "not given".
+
+    A token is the sum of what the word is, where it stands, and the pair that it makes with the word before
+    it: what belongs together in "a red circle and a blue square" is seen at once, where attention alone takes
+    very long to find it. Of a large vocabulary some pairs share a row.
+    """
+
+    most_pairs = 2**14  # rows of their table
 
     def __init__(self, conditions: tuple[int, ...], width: int):
         super().__init__()
@@ -41,15 +48,21 @@ class ConditionTokens(nn.Module):
                 f"condition=tokens reads columns of one vocabulary, these have {conditions} values; use "
                 "condition=added"
             )
-        self.words = nn.Embedding(conditions[0] + 1, width)
+        words = conditions[0] + 1
+        self.words = nn.Embedding(words, width)
         self.columns = nn.Parameter(torch.randn(len(conditions), width))
+        self.pairs = nn.Embedding(min(words**2, self.most_pairs), width)
+        nn.init.zeros_(self.pairs.weight)
 
     def forward(self, condition: Tensor | None, count: int) -> Tensor:
         """Return tokens (B, C, W) of a condition (B, C); none at all is one that drops every column."""
-        dropped = self.words.num_embeddings - 1
+        words = self.words.num_embeddings
         if condition is None:
             condition = torch.full((count, len(self.columns)), DROPPED, device=self.columns.device)
-        return self.words(torch.where(condition == DROPPED, dropped, condition)) + self.columns
+        condition = torch.where(condition == DROPPED, words - 1, condition)
+        before = torch.nn.functional.pad(condition[:, :-1], (1, 0), value=words - 1)
+        pairs = (before * words + condition) % self.pairs.num_embeddings
+        return self.words(condition) + self.columns + self.pairs(pairs)
 
 
 class TimeFeatures(nn.Module):

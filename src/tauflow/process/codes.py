@@ -42,24 +42,41 @@ class Codes:
         """Return the distances (R, V) of codes (R,) to all."""
         if len(self) > SMALL:
             return self._made(codes, dtype)
-        return self.table.to(codes.device, dtype).index_select(0, codes)
+        return self._table(codes.device, dtype).index_select(0, codes)
 
     def between(self, first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the distances (R,) of codes (R,) from others (R,)."""
         if len(self) <= SMALL:
-            return self.table.to(first.device, dtype)[first, second]
-        vectors = self.directions.to(first.device, dtype)
+            return self._table(first.device, dtype)[first, second]
+        vectors = self._vectors(first.device, dtype)
         apart = (2 - 2 * (vectors[first] * vectors[second]).sum(-1)).square_()
         return apart.masked_fill_(first == second, 0)
 
     def _made(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
-        vectors = self.directions.to(codes.device, dtype)
+        vectors = self._vectors(codes.device, dtype)
         cosines = vectors.index_select(0, codes) @ vectors.T
         return cosines.mul_(-2).add_(2).square_().scatter_(1, codes[:, None], 0)
 
+    @cached_property
+    def _cast(self) -> dict[tuple[str, torch.device, torch.dtype], Tensor]:
+        """Return an empty dictionary, which keeps the vectors and the table by device and type."""
+        return {}
+
+    def _vectors(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        key = "vectors", device, dtype
+        if key not in self._cast:
+            self._cast[key] = self.directions.to(device, dtype)
+        return self._cast[key]
+
+    def _table(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        key = "table", device, dtype
+        if key not in self._cast:
+            self._cast[key] = self.table.to(device, dtype)
+        return self._cast[key]
+
     def law(self, codes: Tensor, beta: Tensor) -> Tensor:
         """Return softmax_x(-beta d(x, y)) (R, V) of codes y (R,), at beta (R, 1) or for all of them ()."""
-        return (self.distances(codes, beta.dtype) * -beta.clamp(max=LARGEST)).softmax(-1)
+        return law_at(self.distances(codes, beta.dtype), beta)
 
     def log_partition(self, beta: Tensor) -> Tensor:
         """Return ln sum_x exp(-beta d(x, y)) (V,) of all codes y, at one beta ()."""
@@ -92,6 +109,11 @@ class Codes:
         near = self.distances(some, torch.float64).sort(-1).values
         betas = [0.01 * 2 ** (n / 2) for n in range(41)]
         return max(beta * _hazard(near, beta) for beta in betas) / _hazard(near, 0.0)
+
+
+def law_at(near: Tensor, beta: Tensor) -> Tensor:
+    """Return the laws softmax(-beta d) (R, V) of distances (R, V), at beta (R, 1) or for all of them ()."""
+    return (near * -beta.clamp(max=LARGEST)).softmax(-1)
 
 
 def _hazard(near: Tensor, beta: float) -> float:

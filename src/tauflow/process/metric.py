@@ -25,7 +25,7 @@ from torch import Tensor
 from tauflow.devices import precise
 from tauflow.errors import SamplingError, SettingsError
 from tauflow.process.chains import chain_laws, thinned
-from tauflow.process.codes import LARGEST, SMALL, Codes
+from tauflow.process.codes import LARGEST, SMALL, Codes, law_at
 from tauflow.process.mixture import FACTS
 from tauflow.process.noise import Noise, Process
 from tauflow.process.schedules import Schedule, schedule_from
@@ -149,7 +149,7 @@ class Metric(Process):
     def _toward(self, x_1: Tensor, tokens: Tensor, beta: float) -> Tensor:
         """Return u(s, z | x_1) (R, V) per unit of beta."""
         near = self.codes.distances(x_1, precise(x_1.device))
-        law = self.codes.law(x_1, near.new_tensor(beta))
+        law = law_at(near, near.new_tensor(beta))
         return (near.gather(1, tokens[:, None]) - near).relu_().mul_(law)
 
     def _rates(self, rows: Tensor, tokens: Tensor, beta: float) -> Tensor:
@@ -158,7 +158,7 @@ class Metric(Process):
         groups = list(_by_value(tokens))
         for codes in self.codes.parted(torch.arange(self.num_tokens, device=rows.device)):  # x_1, (K,)
             near = self.codes.distances(codes, rows.dtype)  # (K, V)
-            law = self.codes.law(codes, near.new_tensor(beta))
+            law = law_at(near, near.new_tensor(beta))
             for token, places in groups:
                 rates = (near[:, token, None] - near).relu_().mul_(law)
                 result[places] += rows[places][:, codes] @ rates
@@ -174,7 +174,7 @@ class Metric(Process):
         split = (self.codes.parted(each, self.top) for each in (codes, kept, tokens))
         for own, weights, token in zip(*split, strict=True):
             near = self.codes.distances(own.flatten(), rows.dtype)
-            law = self.codes.law(own.flatten(), near.new_tensor(beta))
+            law = law_at(near, near.new_tensor(beta))
             here = near.gather(1, token.repeat_interleave(self.top)[:, None])
             rates = (here - near).relu_().mul_(law).unflatten(0, own.shape)  # (r, K, V)
             parts.append(torch.einsum("rk,rkv->rv", weights, rates))
@@ -198,10 +198,12 @@ class Metric(Process):
                 f"the exact law of a step takes V^3 numbers for V = {self.num_tokens} codes; ask for it on a "
                 f"codebook of up to {SMALL}, or sample with tweedie"
             )
+        dtype = precise(rows.device)
         laws = chain_laws(self.codes, self.beta_at(clock), self.beta_at(clock_next), self.beta_0)
-        result = torch.zeros(rows.shape, dtype=torch.float64)
+        laws = laws.to(rows.device, dtype)
+        result = torch.zeros(rows.shape, dtype=dtype, device=rows.device)
         for token, places in _by_value(tokens):
-            result[places] = rows[places].double() @ laws[:, token]
+            result[places] = rows[places].to(dtype) @ laws[:, token]
         return result
 
     def reach(self, clock: float, clock_next: float) -> float:

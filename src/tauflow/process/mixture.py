@@ -15,7 +15,7 @@ from torch import Tensor
 from tauflow.errors import SettingsError
 from tauflow.process.noise import Process, Redrawn
 from tauflow.process.schedules import Schedule, schedule_from
-from tauflow.process.sources import Source
+from tauflow.process.sources import Codebook, Source
 
 HALF = (torch.float16, torch.bfloat16)
 FACTS = (
@@ -50,6 +50,8 @@ class Mixture(Process):
             raise SettingsError(
                 f"source must be tauflow.Masked(V), tauflow.Uniform(V) or the like, got {source!r}"
             )
+        if isinstance(source, Codebook):
+            raise SettingsError("a codebook has a path of its own, no mixture: tauflow.Metric(codebook)")
         refuse_bad_law(source)
         object.__setattr__(self, "source", source)
         object.__setattr__(self, "schedule", schedule_from(schedule))

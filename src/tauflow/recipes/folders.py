@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tauflow.errors import CheckpointError, SettingsError
 from tauflow.files import digest
-from tauflow.recipes.base import Config, Recipe
+from tauflow.recipes.base import INSTALL, Config, Recipe
 from tauflow.train.archive import listed, shortened
 
 CONFIG = "config.json"
@@ -58,9 +58,7 @@ def _downloaded(name: str, files: list[str]) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise SettingsError(
-            "a model of the hub needs huggingface_hub: pip install 'tauflow[pretrained]'"
-        ) from None
+        raise SettingsError(f"a model of the hub needs more packages: {INSTALL}") from None
     try:
         return Path(snapshot_download(name, allow_patterns=files))
     except Exception as error:  # the library raises many kinds
@@ -176,8 +174,10 @@ class Weights:
         self._embeddings: dict[str, Tensor] = {}
 
     def __enter__(self) -> "Weights":
-        from safetensors import SafetensorError, safe_open
-
+        try:
+            from safetensors import SafetensorError, safe_open
+        except ImportError:
+            raise SettingsError(f"weights of others need more packages: {INSTALL}") from None
         for path in weight_files(self.folder):
             try:
                 file = self._stack.enter_context(safe_open(path, "pt"))

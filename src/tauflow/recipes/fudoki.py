@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from tauflow.denoise import DROPPED, Model
+from tauflow.denoise.model import surrogate
 from tauflow.errors import CheckpointError, SamplingError
 from tauflow.networks import Network
-from tauflow.process import Mixture, Process, Uniform
+from tauflow.process import Metric, Process
 from tauflow.recipes.base import Config, Recipe
 from tauflow.recipes.framing import Framing, Prompts
 from tauflow.recipes.text_to_image import TextToImage
@@ -148,16 +149,13 @@ def assemble(host: Any, folder: Path, config: Config, rates: str) -> Trained:
 
 
 def _process(host: Any, folder: Path, rates: str) -> Process:
-    codes = host.generation_embeddings.num_embeddings
-    if rates == "mixture":
-        return Mixture(Uniform(codes), "linear")
+    if rates == "mixture":  # needs no vectors of the codes
+        return surrogate(host.generation_embeddings.num_embeddings)
     if host.codebook is None:
         raise CheckpointError(
             f"{folder} has no image_embedding.pt, the code vectors that metric rates need; put it there, or "
             "take rates mixture"
         )
-    from tauflow.process import Metric
-
     return Metric(host.codebook.cpu())
 
 
@@ -199,6 +197,7 @@ FUDOKI = Recipe(
     assemble=assemble,
     optional=("codebook",),
     precise=("vqmodel.", "codebook"),
+    any_width=("codebook",),
     rates=("metric", "mixture"),
 )
 """A folder that `python -m tauflow.recipes convert` has written."""

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tauflow.errors import CheckpointError, SettingsError
-from tauflow.recipes.base import Config, Recipe
+from tauflow.recipes.base import INSTALL, Config, Recipe
 from tauflow.recipes.folders import CONFIG, Weights, folder_of, recipe_of
 from tauflow.recipes.fudoki import FUDOKI, RELEASED
 from tauflow.train import Trained
@@ -72,8 +72,7 @@ def empty_host(folder: Path, recipe: Recipe, config: Config) -> nn.Module:
             return recipe.host(config)
     except ImportError as error:
         raise SettingsError(
-            f"{recipe.name} needs the transformers package ({shortened(str(error))}): "
-            "pip install 'tauflow[pretrained]'"
+            f"{recipe.name} needs more packages ({shortened(str(error))}): {INSTALL}"
         ) from None
     except Exception as error:  # transformers raises many kinds for sizes that mean nothing
         raise CheckpointError(
@@ -92,6 +91,10 @@ def wanted_shapes(
     for name in recipe.optional:
         if name not in found:
             setattr(host, name, None)
+    for name in recipe.any_width:
+        if len(found.get(name, ())) == 2:
+            rows = getattr(host, name).shape[0]
+            setattr(host, name, torch.empty(rows, found[name][1], device="meta"))
     wanted = {name: tuple(weight.shape) for name, weight in host.state_dict().items()}
     shared = sorted(wanted.keys() & found.keys())
     faults = {

@@ -13,6 +13,7 @@ from torchmetrics import Metric, MetricCollection
 
 from tauflow.errors import SettingsError
 from tauflow.geneval import ClipScore, records
+from tauflow.geneval.pretrained import refuse_same_labels
 from tauflow.recipes.framing import Prompts
 from tauflow.tasks import Task
 from tauflow.tasks.clip_score import CaptionScore
@@ -82,7 +83,9 @@ class TextToImage(Task):
 
     def use_judges(self, names: str, device: torch.device | None = None) -> None:
         """Measure the CLIP score under models of transformers, folders or names of the hub."""
-        self.scores = [ClipScore(name.strip()) for name in names.split(",")]
+        asked = dict.fromkeys(name.strip() for name in names.split(","))
+        refuse_same_labels(asked)
+        self.scores = [ClipScore(name, device) for name in asked]
         self.headline = self.scores[0].tag
 
     def show(self, tokens: Tensor, condition: Tensor | None = None) -> np.ndarray:

@@ -2,9 +2,10 @@
 
 A grid is the times t_0 = 0 < t_1 < ... < t_S of S transitions, in float64, with their clock (tau for a
 mixture). With a finishing draw the last evaluation stands at t_S and draws x_1, so the uniform t grid is t_n
-= n / (S + 1) and needs no cutoff; the tau grid ends where 1 - kappa = cutoff. Without one all end there. The
-early grid is kappa_n = u^2 (2 - u^2) with u as t in the t grid: dense where kappa is small, whatever the
-schedule, and like the tau grid where it is near 1; 1 - kappa = (1 - u^2)^2.
+= n / (S + 1) and needs no cutoff; the tau grid ends where 1 - kappa = cutoff, or with cutoff None at the same
+t_S. Without a draw all end at the cutoff. The early grid is kappa_n = u^2 (2 - u^2) with u as t in the t
+grid: dense where kappa is small, whatever the schedule, and like the tau grid where it is near 1; 1 - kappa =
+(1 - u^2)^2.
 """
 
 from dataclasses import dataclass
@@ -56,10 +57,14 @@ def refuse_too_long(nfe: int) -> None:
         )
 
 
-def make_grid(name: GridName, steps: int, process: Process, cutoff: float, draws: bool) -> Grid:
-    """Return S = `steps` transitions; `draws` says whether a finishing draw follows them."""
+def make_grid(name: GridName, steps: int, process: Process, cutoff: float | None, draws: bool) -> Grid:
+    """Return S = `steps` transitions; `draws` says whether a finishing draw follows, as cutoff None needs."""
     number = torch.arange(steps + 1, dtype=torch.float64)
-    last = -torch.log(torch.tensor(cutoff, dtype=torch.float64))  # tau where 1 - kappa = cutoff
+    if cutoff is None:
+        last = process.clock(number[-1] / (steps + 1))
+        cutoff = torch.exp(-last).item()
+    else:
+        last = -torch.log(torch.tensor(cutoff, dtype=torch.float64))  # tau where 1 - kappa = cutoff
     if name == "tau":
         tau = last * number / max(1, steps)
         return Grid(process.t_from_clock(tau), tau)

@@ -35,14 +35,20 @@ class GridSampler(Sampler[Grid, State]):
     """What all samplers on a time grid share: the grid, the finishing policy and the budget."""
 
     grid: GridName = option("t", "where the steps are: equally long in t or in tau, or dense early")
-    cutoff: float = option(1e-3, "1 - kappa where the grid ends")
+    cutoff: float | None = option(
+        1e-3, "1 - kappa (1 - share on a metric path) where the grid ends; none: where the t grid ends"
+    )
     finish: FinishName = option("draw", "what happens after the last step")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            0 < self.cutoff < 1,
+            self.cutoff is None or 0 < self.cutoff < 1,
             f"cutoff = 1 - kappa at the end of the grid must be in (0, 1), got {self.cutoff}; try 1e-3",
+        )
+        require(
+            self.cutoff is not None or self.finish == "draw",
+            f"cutoff=none ends where the t grid draws, which finish={self.finish} does not; give a number",
         )
 
     def evaluations(self, steps: int) -> int:

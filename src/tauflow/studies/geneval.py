@@ -25,6 +25,7 @@ from tauflow.geneval import (
     evaluate,
     read_folder,
 )
+from tauflow.geneval.pretrained import refuse_same_labels
 from tauflow.geneval.rules import own_colours
 from tauflow.studies.geneval_results import Result, read, report, write
 from tauflow.tasks.images.pictures import opened
@@ -146,7 +147,9 @@ class GenEval:
                         )
 
     def _refuse_other_models(self, results: Sequence[Result], path: Path) -> None:
-        """Refuse to judge some pictures with other models than others."""
+        """Refuse to judge some pictures with other models than others, and CLIP models of one tag."""
+        clips = [name for each in results for name in each.clip_scores]
+        refuse_same_labels([*clips, self.clip] if self.clip else clips)
         for result in results:
             there = result.detector, result.colours
             if self.detector and result.detector and there != (self.detector, self.colours):

@@ -166,7 +166,7 @@ class Task(ABC):
 
     @abstractmethod
     def sample_metrics(self) -> MetricCollection:
-        """Return fresh metrics, fed with tokens (B, D); each computes (value, standard error over samples).
+        """Return fresh metrics, fed with tokens (B, D); each computes (value, standard error).
 
         Make the collection with compute_groups=False: torchmetrics otherwise shares the state of metrics that
         agree on the first batch.

@@ -20,6 +20,14 @@ class SampleMetric(Metric):
     higher_is_better: bool | None = False  # None: near that of real data
     logarithmic: bool = True  # whether its axis is; false for what is not spread over orders of magnitude
 
+    def units(self) -> list[float]:
+        """Return numbers of independent units, such as prompts, whose mean is the value.
+
+        Samplers that were asked for the same are compared unit by unit. None where samples have nothing to
+        do with each other.
+        """
+        return []
+
 
 class SampleMean(SampleMetric):
     """Abstract: mean over samples of a number that each of them has; a final metric says which in `of`."""

@@ -110,7 +110,7 @@ def terminal_kl(law: EnumerableLaw, process: Process, sampler: Sampler | str, nf
             f"the terminal KL is that at the cutoff; use finish='none' instead of {sampler.finishing!r}"
         )
     propagator = Propagator(law, process)
-    p, q = propagator.marginal(1 - sampler.cutoff), propagator.terminal_law(sampler, nfe)
+    p, q = propagator.marginal(1 - (sampler.cutoff or 0.0)), propagator.terminal_law(sampler, nfe)
     return torch.xlogy(p, p / q).nan_to_num(nan=0.0).sum().item()  # p = q = 0: no mass, no term
 
 

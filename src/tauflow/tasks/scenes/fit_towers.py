@@ -49,7 +49,7 @@ def pairs(items: SceneItems, first: int, count: int) -> tuple[Tensor, Tensor]:
 
 def _loss(towers: Towers, tokens: Tensor, condition: Tensor) -> Tensor:
     cosines = towers.scenes(tokens) @ towers.captions(condition).T  # (B, B)
-    logits, own = towers.sharpness.clamp(max=4.0).exp() * cosines, torch.arange(len(tokens))
+    logits, own = towers.logit_scale.clamp(max=4.0).exp() * cosines, torch.arange(len(tokens))
     return (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
 
 

@@ -138,7 +138,7 @@ def parsed(text: str) -> Caption:
 def _words(text: str) -> list[str]:
     """Return the words of a text, those of the grammar; refuse others, and too many."""
     plain = re.sub(r"\b(to|on) the (left|right) of\b", r"\2 of", " ".join(text.lower().split()))
-    words = [OTHERWISE.get(word, word) for word in re.sub(r"[,.]", " ", plain).split()]
+    words = [OTHERWISE.get(word, word) for word in re.sub(r"[,.;:!?]", " ", plain).split()]
     for word in words:
         if word not in WORDS[1:]:
             near = difflib.get_close_matches(word, WORDS[1:], n=1)

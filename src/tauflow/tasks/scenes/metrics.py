@@ -225,6 +225,21 @@ class SceneScore(SceneMetric):
             return NOTHING, NOTHING
         return torch.stack(shares).mean(), torch.stack(errors).norm() / len(errors)
 
+    def units(self) -> list[float]:
+        """Return a number for each prompt whose mean is the strict score of all tasks; none of other scores.
+
+        Prompts come in turn, so samples are of all of them equally often, or of the first ones once.
+        """
+        captions, tags, values = self.known()
+        prompts = min(len(values), sum(PROMPTS.values()))
+        if self.tag is not None or self.of != "strict" or not prompts or len(values) % prompts:
+            return []
+        if len(captions.unique()) < 2:
+            return []
+        _, tag, counts = tags.unique(return_inverse=True, return_counts=True)
+        weighted = values * len(values) / (len(counts) * counts[tag])
+        return [round(number, 6) for number in weighted.view(-1, prompts).mean(0).tolist()]
+
 
 class Diversity(SampleMetric):
     """Share of the objects' codes that differ between two correct samples of a caption: low after a collapse.

@@ -5,6 +5,7 @@ Shapes: B samples of H x W codes, D = H * W, C words of a caption.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -52,6 +53,7 @@ class Scenes(Task):
     num_tokens = CODES
     conditions = (len(WORDS),) * CAPTION_WORDS
     may_change = (*Task.may_change, "prompt_seed")
+    local: ClassVar[tuple[str, ...]] = ("prompt_seed",)
 
     def __post_init__(self) -> None:
         for name, (least, most) in RANGES.items():

@@ -37,7 +37,7 @@ class Towers(nn.Module):
         self.scene = _mlp(16 * (size - 1) ** 2, 128)
         self.words = nn.Embedding(CAPTION_WORDS * len(WORDS), 64)  # of each place of a caption
         self.caption = _mlp(64, 128)
-        self.sharpness = nn.Parameter(torch.tensor(2.5))  # the logarithm of the scale of cosines
+        self.logit_scale = nn.Parameter(torch.tensor(2.5))  # a logarithm, as in CLIP
 
     def scenes(self, tokens: Tensor) -> Tensor:
         """Return features (B, F) of scenes (B, D)."""
