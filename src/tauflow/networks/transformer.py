@@ -16,7 +16,7 @@ from tauflow.errors import SettingsError
 from tauflow.networks.base import Network, NetworkConfig
 from tauflow.networks.features import ConditionFeatures, ConditionTokens, TimeFeatures
 
-NEWER = ("condition", "rotary_base")  # settings that earlier versions did not have
+NEWER = ("condition", "rotary_base", "output_scale")  # settings that earlier versions did not have
 ConditionName = Literal["added", "tokens"]
 LARGEST = {"width": 2**16, "blocks": 256, "heads": 1024, "mlp_ratio": 64, "time_width": 2**16}
 """Sizes beyond any network that has been trained: larger ones are mistakes."""
@@ -37,6 +37,9 @@ class TransformerConfig(NetworkConfig):
             and shift.
         condition: how a condition enters: added to every state (a class), or as tokens that the states attend
             to (the words of a caption).
+        output_scale: standard deviation of the output's weights at the beginning. With 0 the first loss is
+            ln V exactly; with a small one, tokens that are made of parts (a shape and a colour) are sooner
+            told apart from other combinations of the same parts.
         rotary_base: the longest wavelength of the rotary positions, over 2 pi; a small one suits a small
             grid.
     """
@@ -51,6 +54,7 @@ class TransformerConfig(NetworkConfig):
     time_width: int = 64
     condition: ConditionName = "added"
     rotary_base: float = 10_000.0
+    output_scale: float = 0.0
 
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in LARGEST}
@@ -63,6 +67,8 @@ class TransformerConfig(NetworkConfig):
             )
         if self.condition not in get_args(ConditionName):
             raise SettingsError(f"condition must be added or tokens, got {self.condition!r}")
+        if not 0 <= self.output_scale <= 1:
+            raise SettingsError(f"output_scale must be from 0 to 1, got {self.output_scale}; try 0.06")
         if not 1 < self.rotary_base <= 1e9:
             raise SettingsError(f"rotary_base must be above 1, at most 1e9, got {self.rotary_base}")
 
@@ -119,7 +125,10 @@ class Transformer(Network):
         for module in self.modules():
             if isinstance(module, Norm) and module.modulation is not None:
                 nn.init.zeros_(module.modulation.weight)  # a plain layer norm to begin with
-        nn.init.zeros_(self.output.weight)  # all logits 0: the first loss is ln V exactly
+        if self.config.output_scale:
+            nn.init.normal_(self.output.weight, std=self.config.output_scale)
+        else:
+            nn.init.zeros_(self.output.weight)  # all logits 0: the first loss is ln V exactly
 
     def hidden(
         self, x: Tensor, t: Tensor, condition: Tensor | None = None, mask: Tensor | None = None
