@@ -626,7 +626,7 @@ def test_results_as_markdown_csv_json_and_figure(results, tmp_path):
     rows = [row for row in frame.rows("", "error_rate") if row != REAL]
     assert min(frame.measured("", row, 8, "error_rate").value for row in rows) == best_value.value
     lines = to_csv(results).splitlines()
-    assert len(lines) == 1 + 3 + 6 * (3 + 10 + 1), "real data; six cells with metrics, details and nll"
+    assert len(lines) == 1 + 3 + 6 * (3 + 11 + 1), "real data; six cells with metrics, details and nll"
     assert lines[0] == "sampler,nfe,metric,value,standard_error,low,high,count"
     results.save(tmp_path / "kept")
     again = Results.read(tmp_path / "kept")

@@ -61,7 +61,7 @@ def test_every_promised_tag_has_its_points(watched, sampler):
     expected |= {f"standard_error/{name}/nfe_{nfe}" for name in METRICS for nfe in (2, 4)}
     details = [*(f"steps/{name}" for name in ("jumped", "clamped", "several_events", "leftover_masks"))]
     details += ["time/ms_per_sample", "time/sampler_ms_per_sample", "time/network_share"]
-    details += ["steps/samples", "steps/counted_nfe", "steps/forwards"]
+    details += ["steps/samples", "steps/counted_nfe", "steps/forwards", "steps/discarded"]
     expected |= {f"{name}/nfe_{nfe}" for name in details for nfe in (2, 4)}
     for tag in expected:
         assert [step for step, _ in scalars[tag]] == [8, 16, 24], tag

@@ -668,6 +668,8 @@ def test_a_folder_without_code_vectors_has_mixture_rates(copied, capsys):
         ({"dtype": "int8"}, "dtype must be a floating-point type"),
         ({"dtype": "float31"}, "dtype must be a floating-point type"),
         ({"device_map": "auto"}, "device_map must be one device"),
+        ({"device_map": "meta"}, "device_map must be one device"),
+        ({"dtype": "float8_e4m3fn"}, "dtype must be a floating-point type"),
         ({"device_map": {"": 0}}, "device_map must be one device"),
     ],
 )

@@ -20,7 +20,7 @@ from tauflow import Marginal, Masked, Mixture, Model, Uniform
 from tauflow.denoise import CallableDenoiser, SplitDenoiser
 from tauflow.devices import precise
 from tauflow.errors import BadLogits, SamplingError
-from tauflow.samplers import SAMPLERS
+from tauflow.samplers import SAMPLERS, sampler_from
 from tauflow.samplers.leaping import Leaping, LeapingOptions
 from tauflow.samplers.reveal import Reveal
 
@@ -101,6 +101,17 @@ def test_the_times_of_the_default_grid():
     expected = 1 - 1e-2 ** (torch.arange(4, dtype=torch.float64) / 4)
     times = torch.stack([t[0] for _, t in recorder.calls]).double()
     torch.testing.assert_close(times, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_a_tau_grid_without_cutoff_ends_where_the_t_grid_does():
+    recorder = Recorder(Uniform(V))
+    draw(recorder, Mixture(Uniform(V), "quadratic"), (B, D), "tr", 8, grid="tau", cutoff=None)
+    times = torch.stack([t[0] for _, t in recorder.calls]).double()
+    steps = -torch.log(1 - times**2)  # tau
+    torch.testing.assert_close(steps, steps[-1] * torch.arange(8) / 7, atol=1e-5, rtol=1e-4)
+    assert times[-1].item() == pytest.approx(7 / 8)
+    with pytest.raises(SamplingError, match="cutoff=none ends where the t grid draws"):
+        sampler_from("tr(grid=tau, cutoff=none, finish=reuse)")
 
 
 def test_seeds_and_global_rng(case):

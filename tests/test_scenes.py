@@ -541,7 +541,7 @@ def test_parts_of_the_samples_join_to_all(task, real):
 
 
 def test_samples_are_looked_at_once_for_all_metrics(task, real, monkeypatch):
-    import tauflow.tasks.scenes.metrics as module
+    import tauflow.tasks.scenes.judging as module
 
     calls = []
     monkeypatch.setattr(module, "detect", lambda canvas: calls.append(len(canvas)) or detect(canvas))

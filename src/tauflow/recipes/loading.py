@@ -119,15 +119,19 @@ def _dtype(dtype: Any) -> torch.dtype:
     found = (
         torch.float32 if dtype is None else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     )
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    if found not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise SettingsError(f"dtype must be a floating-point type such as 'bfloat16', got {dtype!r}")
     return found
 
 
 def _device(device: Any) -> torch.device:
     try:
-        return torch.device("cpu" if device is None else device)
-    except (RuntimeError, TypeError, ValueError):
+        found = torch.device("cpu" if device is None else device)
+        if found.type == "meta":
+            raise ValueError("it holds no weights")
+        torch.empty(0, device=found)  # whether there is such a device
+        return found
+    except (RuntimeError, TypeError, ValueError, AssertionError):
         raise SettingsError(
             f"device_map must be one device such as 'cuda:0', which holds all of the model, got {device!r}"
         ) from None
