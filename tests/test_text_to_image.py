@@ -81,9 +81,9 @@ def test_text_to_image_measures_every_process(models, tmp_path):
     assert ("metric", "metric", "bridge") not in cells  # it needs a mixture, which the surrogate is
     assert ("metric", "mixture", "bridge") in cells
     assert strict["masked", None, REAL, None] == 1
-    ceilings = {each for each in strict if each[3] in (SIZE**2, 4 * SIZE**2)}
+    ceilings = {each for each in strict if each[3] == SIZE**2}
     assert ("masked", None, "fhs", SIZE**2) in ceilings
-    assert ("uniform", None, "tweedie", 4 * SIZE**2) in ceilings
+    assert ("uniform", None, "tweedie", SIZE**2) in ceilings
     assert len(ceilings) == 4
     forwards = values(results, "forwards", "source", "rates", "sampler", "nfe")
     assert forwards["masked", None, "euler", 8] == 16  # guidance doubles them

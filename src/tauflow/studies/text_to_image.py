@@ -198,8 +198,8 @@ def refused(spec: str, model: Model) -> str:
 
 
 def ceiling_of(model: Model) -> tuple[str, int]:
-    """Return the sampler and the budget of the ceiling: one token an evaluation, or four for each."""
-    return ("fhs", model.length) if model.process.absorbing else ("tweedie", 4 * model.length)
+    """Return the sampler and the budget of the ceiling: as many evaluations as there are tokens."""
+    return ("fhs" if model.process.absorbing else "tweedie"), model.length
 
 
 def paper_tables() -> str:
