@@ -194,7 +194,7 @@ class DFMModule(LightningModule):
         `noise` is of the global batch, `rows` (b,) says which of its items x_1 (b, D) are. The sum over any
         split of the batch is the loss of all of it: the number it is divided by is the global one.
         """
-        count = len(noise.t) * self.facts.length
+        count = len(noise.t) * x_1.shape[1]
         mine = noise.rows(rows).to(x_1.device)
         hidden = posterior_inputs(self.network, mine.corrupt(x_1), mine.t, condition)  # (b, D, W)
         if self.loss_on == "corrupted":
