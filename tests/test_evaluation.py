@@ -507,7 +507,7 @@ def test_sets_skip_what_cannot_sample_the_model():
     assert any("ho_fhs is skipped: " in note for note in results.notes)
     results = tauflow.evaluate(exact(), "all", [4], 2)
     uniform_only = {"tweedie_d3pm", "bridge", "bridge_systematic"}
-    assert names(results) == set(tauflow.SAMPLERS) - uniform_only - {"learned_order"}
+    assert names(results) == set(SETS["all"]) - uniform_only - {"learned_order"}
     assert any(
         note.startswith("learned_order is skipped: ") and "learn_order" in note for note in results.notes
     )
