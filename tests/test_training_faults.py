@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -128,6 +129,7 @@ def test_a_closing_evaluation_that_was_stopped_is_completed(here, ask, tmp_path,
     assert saved["global_step"] == (steps if often == 1 else {12: 8, 24: 16}[steps])
     assert "to resume:" in ended
 
+    time.sleep(1)  # event files are named by the second, and TensorBoard reads them in the order of names
     resumed = here(*resuming(ended))
     assert resumed.code == 0, resumed.error
     assert ("the evaluation at its end was not" in resumed) == (often == 1)
