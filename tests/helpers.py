@@ -96,3 +96,12 @@ def allowed(cells: int, samples: int) -> float:
     """Twice the total variation of an empirical law to its own: at the sizes of our tests over five standard
     deviations."""
     return 2 * math.sqrt(cells / (2 * math.pi * samples))
+
+
+def values(results, metric, *factors):
+    """Return the values of a metric by the words of these factors."""
+    return {
+        tuple(record.factors.get(name) for name in factors): record.measured.value
+        for record in results.records
+        if record.metric == metric
+    }

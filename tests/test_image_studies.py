@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from helpers import values
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor, nn
@@ -80,15 +81,6 @@ def run(name, *words, out, ckpt):
     features = ["--data", f"features={FEATURES}"]
     main([name, "--out", str(out), "--ckpt", *ckpt, "--no_progress", *features, *words])
     return Results.read(out)
-
-
-def values(results, metric, *factors):
-    """Return the values of a metric by the words of these factors."""
-    return {
-        tuple(record.factors.get(name) for name in factors): record.measured.value
-        for record in results.records
-        if record.metric == metric
-    }
 
 
 # images

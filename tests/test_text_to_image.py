@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import values
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import nn
@@ -58,15 +59,6 @@ def models(tmp_path, monkeypatch):
 def run(name, *words, out, ckpt):
     main([name, "--smoke", "--out", str(out), "--ckpt", *ckpt, "--no_progress", *words])
     return Results.read(out)
-
-
-def values(results, metric, *factors):
-    """Return the values of a metric by the words of these factors."""
-    return {
-        tuple(record.factors.get(name) for name in factors): record.measured.value
-        for record in results.records
-        if record.metric == metric
-    }
 
 
 def test_text_to_image_measures_every_process(models, tmp_path):

@@ -29,6 +29,7 @@ PROMPTS = dict(zip(TASKS, (80, 99, 80, 94, 100, 100), strict=True))  # of each t
 COUNTS = (2,) * 26 + (3,) * 28 + (4,) * 26  # of its counting prompts
 SHARES = dict(zip((*TASKS, FREE), (0.05, 0.1, 0.15, 0.05, 0.2, 0.2, 0.25), strict=True))
 """How often training sees a caption of each kind: most often what is hardest to learn."""
+KINDS, BOUNDS = tuple(SHARES), np.cumsum(list(SHARES.values()))[:-1]
 
 
 def generator_of(*key: str | int) -> np.random.Generator:
@@ -130,8 +131,7 @@ class SceneItems(Dataset[Item]):
         if self.captions:
             caption = self.captions[number % len(self.captions)]
         else:
-            bounds = np.cumsum(list(SHARES.values()))[:-1]
-            kind = int(np.searchsorted(bounds, generator.random(), side="right"))
-            caption = drawn_caption(list(SHARES)[kind], generator)
+            kind = int(np.searchsorted(BOUNDS, generator.random(), side="right"))
+            caption = drawn_caption(KINDS[kind], generator)
         canvas = painted(drawn_scene(caption, self.size, generator), self.size)
         return {"tokens": torch.from_numpy(canvas), "condition": torch.tensor(condition_of(caption))}
