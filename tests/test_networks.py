@@ -351,3 +351,18 @@ def test_a_transformer_on_a_grid_has_the_positions_of_the_grid():
     assert not torch.allclose(outputs[0], outputs[1])
     assert not torch.allclose(outputs[0], outputs[2])
     assert torch.equal(outputs[2], outputs[3])  # a grid of one row is a sequence
+
+
+def test_places_tell_where_on_the_grid_a_token_stands():
+    """Rotary positions alone give the same states to a canvas of one token wherever they look from."""
+    x = torch.full((1, 12), 2)
+    for places in (False, True):
+        config = TransformerConfig(width=16, blocks=2, heads=2, time=False, places=places)
+        network = config.build((3, 4), 5, 4)
+        states = network.hidden(x, torch.zeros(1))[0]  # (D, W)
+        assert torch.allclose(states, states[:1].expand_as(states), atol=1e-5) is not places
+    rows, columns = network.places.tables
+    assert rows.shape == (3, 16)
+    assert columns.shape == (4, 16)
+    torch.testing.assert_close(network.places()[7], rows[1] + columns[3])  # the last axis is fastest
+    assert "places" not in TransformerConfig().init_args  # as in files of earlier versions

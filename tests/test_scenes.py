@@ -290,6 +290,17 @@ def test_every_training_item_shows_its_caption_and_nothing_else(task):
         assert abs(tags.count(tag) - count * share) < 5 * math.sqrt(count * share * (1 - share))
 
 
+def test_a_lesson_of_relations_comes_first():
+    """The chance that fewer than 3 of the 100 items after it have no relation is below 1e-20."""
+    task = Scenes(lesson=50)
+    task.setup("fit")
+    tags = [caption_from(task.train_data[number]["condition"]).tag for number in range(150)]
+    assert set(tags[:50]) == {"position"}
+    assert sum(tag != "position" for tag in tags[50:]) >= 3
+    with pytest.raises(SettingsError, match="lesson must be from 0"):
+        Scenes(lesson=-1)
+
+
 @pytest.mark.parametrize("number", range(len(RELATIONS)))
 def test_scenes_with_a_relation_keep_to_the_rule_of_geneval(number):
     caption = Caption((Group(CIRCLE), Group(SQUARE)), number)

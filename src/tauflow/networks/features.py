@@ -65,6 +65,22 @@ class ConditionTokens(nn.Module):
         return self.words(condition) + self.columns + self.pairs(pairs)
 
 
+class Places(nn.Module):
+    """A learned vector of each place: the sum of one for each axis, its row and its column for instance."""
+
+    def __init__(self, axes: tuple[int, ...], width: int):
+        super().__init__()
+        scale = 1 / (2 * math.sqrt(max(1, len(axes))))  # together half as large as the embedding of a token
+        self.tables = nn.ParameterList(nn.Parameter(torch.randn(size, width) * scale) for size in axes)
+
+    def forward(self) -> Tensor:
+        """Return vectors (D, W), the last axis fastest."""
+        total = self.tables[0]
+        for table in list(self.tables)[1:]:
+            total = total[..., None, :] + table
+        return total.flatten(0, -2)
+
+
 class TimeFeatures(nn.Module):
     """Smooth learned functions of t: a Fourier basis up to frequency 16 and a small MLP."""
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from tauflow.errors import SettingsError
 from tauflow.networks.base import Network, NetworkConfig
-from tauflow.networks.features import ConditionFeatures, ConditionTokens, TimeFeatures
+from tauflow.networks.features import ConditionFeatures, ConditionTokens, Places, TimeFeatures
 
-NEWER = ("condition", "rotary_base", "output_scale")  # settings that earlier versions did not have
+NEWER = ("condition", "rotary_base", "output_scale", "places")  # settings that earlier versions did not have
 ConditionName = Literal["added", "tokens"]
 LARGEST = {"width": 2**16, "blocks": 256, "heads": 1024, "mlp_ratio": 64, "time_width": 2**16}
 """Sizes beyond any network that has been trained: larger ones are mistakes."""
@@ -42,6 +42,9 @@ class TransformerConfig(NetworkConfig):
             told apart from other combinations of the same parts.
         rotary_base: the longest wavelength of the rotary positions, over 2 pi; a small one suits a small
             grid.
+        places: add a learned vector of its place to every state, on a grid one for its row and one for its
+            column. Rotary positions say how far tokens are apart, not where on the canvas they stand; a
+            sequence then has one length only.
     """
 
     takes_condition: ClassVar[bool] = True
@@ -55,6 +58,7 @@ class TransformerConfig(NetworkConfig):
     condition: ConditionName = "added"
     rotary_base: float = 10_000.0
     output_scale: float = 0.0
+    places: bool = False
 
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in LARGEST}
@@ -111,6 +115,7 @@ class Transformer(Network):
         if conditions:  # made last: without conditions nothing else is drawn
             kind = ConditionTokens if config.condition == "tokens" else ConditionFeatures
             self.condition = kind(self.conditions, config.width)
+        self.places = Places(axes or (1,), config.width) if config.places else None
 
     def _initialise(self) -> None:
         for module in self.modules():
@@ -135,6 +140,8 @@ class Transformer(Network):
     ) -> Tensor:
         """Return hidden states (B, D, W); `mask` (B, D) is false on padding."""
         h = self.embedding(x)  # (B, D, W)
+        if self.places is not None:
+            h = h + self.places()
         words = 0  # tokens of the condition, before those of x
         if self.conditions:
             told = self.condition(condition, len(x))  # (B, W) or (B, C, W)

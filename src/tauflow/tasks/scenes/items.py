@@ -112,13 +112,17 @@ def prompt_list(seed: int) -> list[Caption]:
 
 @dataclass
 class SceneItems(Dataset[Item]):
-    """Item i is a pure function of the seed, the split and i: fresh captions, or those of a list in turn."""
+    """Item i is a pure function of the seed, the split and i: fresh captions, or those of a list in turn.
+
+    The first `lesson` items with fresh captions are all of two objects in a relation.
+    """
 
     size: int
     seed: int
     split: str
     count: int
     captions: Sequence[Caption] = ()
+    lesson: int = 0
 
     def __len__(self) -> int:
         return self.count
@@ -131,7 +135,7 @@ class SceneItems(Dataset[Item]):
         if self.captions:
             caption = self.captions[number % len(self.captions)]
         else:
-            kind = int(np.searchsorted(BOUNDS, generator.random(), side="right"))
-            caption = drawn_caption(KINDS[kind], generator)
+            kind = KINDS[int(np.searchsorted(BOUNDS, generator.random(), side="right"))]
+            caption = drawn_caption("position" if number < self.lesson else kind, generator)
         canvas = painted(drawn_scene(caption, self.size, generator), self.size)
         return {"tokens": torch.from_numpy(canvas), "condition": torch.tensor(condition_of(caption))}

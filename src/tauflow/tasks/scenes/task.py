@@ -20,7 +20,7 @@ from tauflow.tasks.scenes.grammar import CAPTION_WORDS, WORDS, Caption, conditio
 from tauflow.tasks.scenes.items import SceneItems, prompt_list
 from tauflow.tasks.scenes.metrics import scene_metrics
 
-RANGES = {"size": (6, 64), "val_items": (2, 2**24)}
+RANGES = {"size": (6, 64), "val_items": (2, 2**24), "lesson": (0, 2**40)}
 
 
 @dataclass(eq=False)
@@ -36,6 +36,9 @@ class Scenes(Task):
         batch_size: items of an optimizer step over all devices and accumulated batches together.
         epoch_items: training items called an epoch; the next epoch continues with new items.
         val_items: items of the fixed validation set; 1106 are two of each prompt.
+        lesson: training begins with this many items of two objects in a relation. What "left of" means is
+            learnt among such captions within a few hundred steps, and among all kinds not within many
+            thousand.
         seed: which scenes; item i is a pure function of the seed and i.
         prompt_seed: which 553 prompts; another number gives prompts to choose settings by.
         num_workers: loader processes for each device; 0 makes items in the training process.
@@ -45,6 +48,7 @@ class Scenes(Task):
     batch_size: int = 64
     epoch_items: int = 16384
     val_items: int = 1106
+    lesson: int = 0
     seed: int = 0
     prompt_seed: int = 0
     num_workers: int = 0
@@ -68,7 +72,7 @@ class Scenes(Task):
         return prompt_list(self.prompt_seed)
 
     def setup(self, stage: str | None = None) -> None:
-        self.train_data = SceneItems(self.size, self.seed, "train", ENDLESS)
+        self.train_data = SceneItems(self.size, self.seed, "train", ENDLESS, lesson=self.lesson)
         self.val_data = SceneItems(self.size, self.seed, "val", self.val_items, self.prompts)
 
     def codebook(self) -> Tensor:
