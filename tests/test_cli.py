@@ -19,7 +19,7 @@ from tauflow.train.messages import LogLines
 from tauflow.train.trained import CLASSES
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
-HUB = re.compile("gpt2|palette")  # these ask the hub when they are made: see test_text.py and test_images.py
+HUB = re.compile("gpt2|palette|sequences|molecules")  # these ask for data when they are made: see other tests
 LOCAL = [path for path in CONFIGS if not HUB.search(path.stem)]
 OVERLAYS = ["smoke"]
 

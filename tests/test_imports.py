@@ -14,7 +14,7 @@ LAYERS = [
     "denoise",
     "samplers",
     "theory",
-    "geneval",
+    ("geneval", "moses"),
     ("tasks", "networks"),
     "train",
     ("evaluation", "recipes"),

@@ -29,6 +29,7 @@ With several samplers or budgets: evaluates every combination, a cell, and print
   python sample.py --prompt "31 30 _ 28" --show 2
   python sample.py --ckpt checkpoints/countdown_labels/version_0/best.ckpt --condition 2 --guidance 1 2 4
   python sample.py --ckpt checkpoints/text_masked/version_0/best.ckpt --prompt "The" --temperature 0.8
+  python sample.py --ckpt checkpoints/sequences/version_0/best.ckpt --infill "c1ccccc1____N" --length 24
   python sample.py --task fashion --guidance 1 2 4
   python sample.py --task fashion --complete picture.png --keep left
   python sample.py --pretrained LucasJinWang/FUDOKI --condition "a photo of a red cube" --guidance 6 --nfe 8
@@ -121,6 +122,12 @@ def add_request_arguments(group: Any) -> None:
         type=text,
         metavar="TEXT",
         help='text with blanks of _, one for each token: "We the ____ of"',
+    )
+    group.add_argument(
+        "--length",
+        type=int,
+        metavar="N",
+        help="tokens of every sample, of a task whose samples vary in length",
     )
     group.add_argument(
         "--complete",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from tauflow.cli import sample_asked
 from tauflow.cli.sample_models import loaded, loaded_pretrained
 from tauflow.cli.sample_values import numbers, weights
 from tauflow.errors import CheckpointError, SettingsError
@@ -14,12 +15,9 @@ from tauflow.files import digest, refuse_unwritable
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from tauflow.evaluation.evaluate import SamplerGrid
     from tauflow.process import Process
-    from tauflow.samplers import Prompt
-    from tauflow.tasks import Task
     from tauflow.train import Trained
 
 ROOT = Path(__file__).parents[3]
@@ -31,6 +29,7 @@ SETTINGS = (
     "show",
     "prompt",
     "infill",
+    "length",
     "keep",
     "judge",
     "condition",
@@ -233,41 +232,23 @@ def _grid(arguments: argparse.Namespace, trained: "Trained", device: "torch.devi
                 f"{arguments.unconditional} has another vocabulary, shape or source than the checkpoint; "
                 "guide with one of the same task"
             )
+    prompt, allowed = sample_asked.known(arguments, task)
+    if allowed is not None:
+        trained = dataclasses.replace(trained, model=trained.model.allowing(allowed))
+        unconditional = unconditional and unconditional.allowing(allowed)
     sampling = Sampling(
         arguments.num_samples,
         arguments.batch_size,
         arguments.seed,
         arguments.show,
-        condition=_condition(arguments, task),
-        prompt=_prompt(arguments, task),
+        condition=sample_asked.condition(arguments, task),
+        prompt=prompt,
         temperature=arguments.temperature,
         unconditional=unconditional,
         nll_items=arguments.nll_items,
     )
     nfes, guidance = numbers(arguments.nfe, "--nfe"), weights(arguments.guidance)
     return SamplerGrid.of(trained, samplers(arguments), nfes, guidance, sampling)
-
-
-def _prompt(arguments: argparse.Namespace, task: "Task") -> "Prompt | None":
-    """Return what is known of every sample."""
-    if arguments.prompt is not None:
-        return task.prompt(arguments.prompt)
-    if arguments.infill is not None:
-        return task.infill(arguments.infill)
-    if arguments.complete is None:
-        return None
-    return task.complete(arguments.complete, arguments.keep)
-
-
-def _condition(arguments: argparse.Namespace, task: "Task") -> "Tensor | None":
-    """Return what all samples are asked to be; of a picture to complete the class is open by default."""
-    import torch
-
-    from tauflow.denoise import DROPPED
-
-    if arguments.condition is not None:
-        return task.condition(arguments.condition)
-    return torch.full((len(task.conditions),), DROPPED) if arguments.complete and task.conditions else None
 
 
 def samplers(arguments: argparse.Namespace) -> list[str]:

@@ -1,9 +1,10 @@
 """What a network answers: Denoiser, Evaluation, and Model, which is what samplers sample.
 
-Guidance and temperature are denoisers around a denoiser. `adapters` holds other people's models.
+Guidance, temperature and allowed tokens are denoisers around a denoiser. `adapters` holds models of others.
 """
 
 from tauflow.denoise.adapters import from_masked_lm, from_probabilities
+from tauflow.denoise.allowed import AllowedDenoiser
 from tauflow.denoise.batches import BatchedDenoiser
 from tauflow.denoise.denoiser import (
     DROPPED,
@@ -21,6 +22,7 @@ from tauflow.denoise.model import Model
 
 __all__ = [
     "DROPPED",
+    "AllowedDenoiser",
     "BatchedDenoiser",
     "CallableDenoiser",
     "CountingDenoiser",

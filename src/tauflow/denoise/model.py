@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from tauflow.denoise.allowed import AllowedDenoiser, checked_allowed
 from tauflow.denoise.denoiser import (
     Denoiser,
     GuidedDenoiser,
@@ -148,6 +149,15 @@ class Model:
     def tempered(self, temperature: float) -> "Model":
         """Return the model with its logits divided by a temperature."""
         return dataclasses.replace(self, denoiser=TemperedDenoiser(self.denoiser, temperature))
+
+    def allowing(self, allowed: Tensor) -> "Model":
+        """Return the model with certain tokens only: true (D, V), or (V,) for all coordinates, where allowed.
+
+        What is drawn from a posterior is an allowed token; what is no draw from one is not: noise that a
+        sampler leaves in place (finish=none or reuse without masks) and jumps of a floor (eps_0 above 0).
+        """
+        allowed = checked_allowed(allowed, self.length, self.process.num_tokens)
+        return dataclasses.replace(self, denoiser=AllowedDenoiser(self.denoiser, allowed))
 
 
 def surrogate(num_tokens: int) -> Mixture:

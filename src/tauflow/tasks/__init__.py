@@ -5,7 +5,9 @@ from tauflow.tasks.countdown import Countdown, LabelledCountdown
 from tauflow.tasks.images import Images
 from tauflow.tasks.items import Shuffled
 from tauflow.tasks.metrics import ConditionalSampleMean, SampleMean, SampleMetric, UnigramTotalVariation
+from tauflow.tasks.molecules import Molecules
 from tauflow.tasks.scenes import Scenes
+from tauflow.tasks.sequences import Sequences
 from tauflow.tasks.text import Text
 
 __all__ = [
@@ -14,9 +16,11 @@ __all__ = [
     "DataFacts",
     "Images",
     "LabelledCountdown",
+    "Molecules",
     "SampleMean",
     "SampleMetric",
     "Scenes",
+    "Sequences",
     "Shuffled",
     "Task",
     "Text",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import index
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_type_hints
 
 import numpy as np
 import torch
@@ -116,6 +116,12 @@ class Task(ABC):
     @classmethod
     def rebuilt(cls, init_args: Mapping[str, Any], data: Mapping[str, Any]) -> Self:
         """Return the task that a checkpoint describes, with `data` of the user for what is `local`."""
+        kinds = get_type_hints(cls) if data else {}
+        for name, value in data.items():
+            wanted = kinds.get(name, object)
+            if not isinstance(value, wanted):
+                kind = getattr(wanted, "__name__", wanted)
+                raise SettingsError(f"{name} of the data is of type {kind}, got {value!r}")
         return cls(**{name: value for name, value in init_args.items() if name not in cls.local}, **data)
 
     @property
@@ -214,6 +220,15 @@ class Task(ABC):
     def infill(self, text: str) -> Prompt:
         """Return the same for text with blanks."""
         raise SettingsError(f"{type(self).__name__} has no texts to fill in; drop --infill")
+
+    def allowed(self, prompt: Prompt | None = None, length: int | None = None) -> Tensor | None:
+        """Return which tokens (D, V) samples may have, given what is known and their length; None: all.
+
+        `Model.allowing` takes it.
+        """
+        if length is not None:
+            raise SettingsError(f"all samples of {type(self).__name__} have one length; drop --length")
+        return None
 
     def complete(self, path: str | Path, keep: str) -> Prompt:
         """Return what is known of a picture in a file, of which a part is kept, such as its left half."""

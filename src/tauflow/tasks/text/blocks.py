@@ -8,19 +8,15 @@ Shapes: N blocks, D tokens of a block.
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch.utils.data import Dataset
 
 from tauflow.errors import SettingsError
-from tauflow.seeds import seed_of
 from tauflow.tasks.caches import building, key_of, tracked
-from tauflow.tasks.items import Item
 from tauflow.tasks.text.corpus import Corpus, in_validation
 from tauflow.tasks.text.faults import first_line
 from tauflow.tasks.text.vocabulary import Vocabulary
@@ -128,57 +124,3 @@ def refuse_small(train: int, val: int, split: Split) -> None:
             f"block of {split.length} tokens; raise --data.val_share, lower --data.length, or give more "
             "documents"
         )
-
-
-class Blocks(Dataset[Item]):
-    """Blocks as items, all of them in their order."""
-
-    def __init__(self, blocks: Any):
-        self.blocks = blocks
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def __getitem__(self, number: int) -> Item:
-        return self.__getitems__([number])[0]
-
-    def __getitems__(self, numbers: Sequence[int]) -> list[Item]:
-        rows = self.blocks[[int(number) for number in numbers]]["tokens"]
-        return [{"tokens": torch.from_numpy(np.asarray(row)).long()} for row in rows]
-
-
-class Fixed(Blocks):
-    """Validation items: the first blocks of a permutation that the seed gives, or of all without a seed.
-
-    A corpus may be sorted, by years for instance: blocks from its beginning alone would not stand for it.
-    """
-
-    def __init__(self, blocks: Any, count: int, seed: int | None = None):
-        super().__init__(blocks)
-        order = np.arange(len(blocks))
-        if seed is not None:
-            np.random.Generator(np.random.Philox(seed_of("validation order", seed))).shuffle(order)
-        self.rows = order[:count]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitems__(self, numbers: Sequence[int]) -> list[Item]:
-        return super().__getitems__(self.rows[list(numbers)].tolist())
-
-    def tokens(self) -> np.ndarray:
-        """Return all items (N, D)."""
-        return np.asarray(self.blocks[self.rows.tolist()]["tokens"])
-
-
-class InMemory:
-    """Blocks (N, D) that answer like a data set."""
-
-    def __init__(self, columns: dict[str, np.ndarray]):
-        self.columns = columns
-
-    def __len__(self) -> int:
-        return len(self.columns["tokens"])
-
-    def __getitem__(self, rows: list[int]) -> dict[str, np.ndarray]:
-        return {name: column[rows] for name, column in self.columns.items()}

@@ -40,7 +40,7 @@ class BuiltIn(Corpus):
         yield from (text for _, text in sorted(topics.items()))
 
     def digest(self) -> str:
-        return _digest(text.encode() for text in self.documents())
+        return digest_of(text.encode() for text in self.documents())
 
 
 @dataclass(frozen=True)
@@ -52,39 +52,21 @@ class Files(Corpus):
 
     @classmethod
     def named(cls, names: str, document: DocumentName = "block") -> "Files":
-        """Return the files of names or patterns separated by commas; a name that exists may have commas."""
-        patterns, parts = [], names.split(",")
-        while parts:
-            joined = [",".join(parts[:count]) for count in range(len(parts), 0, -1)]
-            tries = (name for each in joined for name in (each, each.strip()))
-            name = next((name for name in tries if os.path.exists(name)), parts[0].strip())
-            patterns.append(name)
-            del parts[: name.count(",") + 1]
-        return cls(tuple(patterns), document)
+        """Return the files of names or patterns separated by commas."""
+        return cls(patterns_in(names), document)
 
     def paths(self) -> list[Path]:
-        found: list[Path] = []
-        for pattern in self.patterns:
-            matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
-            if not matches:
-                raise SettingsError(
-                    f"--data.files: there is no file {pattern!r}; separate several names or patterns with "
-                    "commas"
-                )
-            found += [Path(match) for match in matches if Path(match).is_file()]
-        if not found:
-            raise SettingsError(f"--data.files: {', '.join(self.patterns)} names folders only; add /*.txt")
-        return list(dict.fromkeys(found))
+        return paths_of(self.patterns)
 
     def documents(self) -> Iterator[str]:
         for path in self.paths():
-            text = _read(path)
+            text = text_of(path)
             for part in re.split(r"\n[^\S\n]*\n\s*", text) if self.document == "block" else [text]:
                 if part.strip():
                     yield part.strip("\n")
 
     def digest(self) -> str:
-        return _digest([self.document.encode(), *(_bytes(path) for path in self.paths())])
+        return digest_of([self.document.encode(), *(bytes_of(path) for path in self.paths())])
 
 
 @dataclass(frozen=True)
@@ -151,7 +133,7 @@ class Hub(Corpus):
 
     def digest(self) -> str:
         facts = repr((self.name, self.config, self.split, self.column))
-        return _digest([facts.encode(), str(self.load()._fingerprint).encode()])
+        return digest_of([facts.encode(), str(self.load()._fingerprint).encode()])
 
 
 def in_validation(document: str, share: float, seed: int) -> bool:
@@ -160,30 +142,60 @@ def in_validation(document: str, share: float, seed: int) -> bool:
     return seed_of("split", seed, own) / 2**63 < share
 
 
-def _bytes(path: Path) -> bytes:
+def patterns_in(names: str) -> tuple[str, ...]:
+    """Return names or patterns of files separated by commas; a name that exists may have commas."""
+    patterns, parts = [], names.split(",")
+    while parts:
+        joined = [",".join(parts[:count]) for count in range(len(parts), 0, -1)]
+        tries = (name for each in joined for name in (each, each.strip()))
+        name = next((name for name in tries if os.path.exists(name)), parts[0].strip())
+        patterns.append(name)
+        del parts[: name.count(",") + 1]
+    return tuple(patterns)
+
+
+def paths_of(patterns: Iterable[str], flag: str = "--data.files") -> list[Path]:
+    """Return the files that names or patterns mean, each once; refuse those that mean none."""
+    found: list[Path] = []
+    for pattern in patterns:
+        matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
+        if not matches:
+            raise SettingsError(
+                f"{flag}: there is no file {pattern!r}; separate several names or patterns with commas"
+            )
+        found += [Path(match) for match in matches if Path(match).is_file()]
+    if not found:
+        raise SettingsError(f"{flag}: {', '.join(patterns)} names folders only; add /*.txt")
+    return list(dict.fromkeys(found))
+
+
+def bytes_of(path: Path, flag: str = "--data.files") -> bytes:
+    """Return what a file holds."""
     try:
         return path.read_bytes()
     except OSError as error:
         raise SettingsError(
-            f"--data.files: {path} cannot be read ({error.strerror}); check its permissions, or drop it"
+            f"{flag}: {path} cannot be read ({error.strerror}); check its permissions, or drop it"
         ) from None
 
 
-def _read(path: Path) -> str:
-    data = _bytes(path)
+def text_of(path: Path, flag: str = "--data.files") -> str:
+    """Return the text of a file, plain or .gz, with simple ends of lines."""
+    data = bytes_of(path, flag)
     try:
         data = gzip.decompress(data) if path.suffix == ".gz" else data
         text = data.decode("utf-8-sig")
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise SettingsError(
-            f"{path} is not text in UTF-8 ({error}); convert it, or drop it from --data.files"
+            f"{path} is not text in UTF-8 ({error}); convert it, or drop it from {flag}"
         ) from None
     if "\0" in text:
-        raise SettingsError(f"{path} is not text: it holds zero bytes; drop it from --data.files")
+        raise SettingsError(f"{path} is not text: it holds zero bytes; drop it from {flag}")
     return text.replace("\r\n", "\n")
 
 
-def _digest(parts: Iterable[bytes]) -> str:
+def digest_of(parts: Iterable[bytes]) -> str:
+    """Return a digest that changes when any of the parts does."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))

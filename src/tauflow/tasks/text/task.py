@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -17,11 +17,12 @@ from torchmetrics import Metric, MetricCollection
 
 from tauflow.errors import CheckpointError, SettingsError
 from tauflow.samplers import Prompt
+from tauflow.tasks import prompts
 from tauflow.tasks.base import UNIGRAM_ITEMS, Task, unigram_law
 from tauflow.tasks.items import Share, Shuffled
 from tauflow.tasks.metrics import UnigramTotalVariation
-from tauflow.tasks.text import prompts
-from tauflow.tasks.text.blocks import Blocks, Fixed, InMemory, Split, cached_blocks
+from tauflow.tasks.rows import Fixed, InMemory, Rows
+from tauflow.tasks.text.blocks import Split, cached_blocks
 from tauflow.tasks.text.corpus import BuiltIn, Corpus, DocumentName, Files, Hub
 from tauflow.tasks.text.judges import Judge
 from tauflow.tasks.text.judging import Judging
@@ -132,11 +133,6 @@ class Text(Task):
         """
         if not isinstance(init_args.get("tokenizer_json"), str) or not init_args["tokenizer_json"]:
             raise CheckpointError("the checkpoint has no tokenizer: its data.tokenizer_json is no text")
-        kinds = get_type_hints(cls)
-        for name, value in data.items():
-            if not isinstance(value, kinds[name]):
-                kind = getattr(kinds[name], "__name__", kinds[name])
-                raise SettingsError(f"{name} of the data is of type {kind}, got {value!r}")
         return super().rebuilt(init_args, {"built_in": False, **data})
 
     # Data
@@ -172,7 +168,7 @@ class Text(Task):
     def setup(self, stage: str | None = None) -> None:
         self.val_data = self._validation_items(stage)
         if stage in ("fit", None) and not self.streaming:
-            self.train_data = Shuffled(Blocks(self._blocks[0]), self.seed, name="text order")
+            self.train_data = Shuffled(Rows(self._blocks[0]), self.seed, name="text order")
 
     def stream(self, share: Share) -> IterableDataset | None:
         return Streamed(self._hub, self.tokens, self._split, share) if self.streaming else None
@@ -241,11 +237,11 @@ class Text(Task):
 
     def prompt(self, text: str) -> Prompt:
         """Return the text that every sample begins with."""
-        return prompts.beginning(text, self.tokens, self.length)
+        return prompts.beginning(text, self.tokens.encode_strictly, self.length)
 
     def infill(self, text: str) -> Prompt:
         """Return text with blanks: n >= 2 underscores stand for n tokens to be found."""
-        return prompts.with_blanks(text, self.tokens, self.length)
+        return prompts.with_blanks(text, self.tokens.encode_strictly, self.length, self.tokens.has_space)
 
     # Judges
 

@@ -1,26 +1,27 @@
 """Prompts: what the user wrote, as tokens that are known and places that are not."""
 
 import re
+from collections.abc import Callable
 
 import torch
 
 from tauflow.errors import SettingsError
 from tauflow.samplers import Prompt
-from tauflow.tasks.text.vocabulary import Vocabulary
 
+Encode = Callable[[str], list[int]]  # text to tokens; refuses what the vocabulary lacks
 BLANK = re.compile(r"(_{2,})")
 
 
-def beginning(text: str, vocabulary: Vocabulary, length: int) -> Prompt:
+def beginning(text: str, encode: Encode, length: int) -> Prompt:
     """Return the text that every sample of `length` tokens begins with."""
-    return _known([vocabulary.encode_strictly(text)], length)
+    return _known([encode(text)], length)
 
 
-def with_blanks(text: str, vocabulary: Vocabulary, length: int) -> Prompt:
+def with_blanks(text: str, encode: Encode, length: int, has_space: bool = True) -> Prompt:
     """Read text with blanks: n >= 2 underscores stand for n tokens to be found.
 
-    All that follows the text is to be found too. A space before a blank belongs to the blank where tokens
-    hold the space before their word, as those of byte-level BPE do.
+    All that follows the text is to be found too. A space before a blank belongs to the blank where a space is
+    no token but a part of the word after it, as in byte-level BPE.
     """
     parts: list[list[int] | int] = []
     *before, last = BLANK.split(text)
@@ -28,8 +29,8 @@ def with_blanks(text: str, vocabulary: Vocabulary, length: int) -> Prompt:
         if BLANK.fullmatch(word):
             parts.append(len(word))
         else:
-            parts.append(vocabulary.encode_strictly(word if vocabulary.has_space else word.rstrip(" ")))
-    parts.append(vocabulary.encode_strictly(last))
+            parts.append(encode(word if has_space else word.rstrip(" ")))
+    parts.append(encode(last))
     if not any(isinstance(part, int) for part in parts):
         raise SettingsError(
             "--infill needs a blank: two or more underscores, as many as tokens may stand there"

@@ -1,0 +1,46 @@
+"""What the samples of `python sample.py` are asked to be: what is known, how long they are, a condition."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tauflow.samplers import Prompt
+    from tauflow.tasks import Task
+
+
+def known(arguments: argparse.Namespace, task: "Task") -> tuple["Prompt | None", "Tensor | None"]:
+    """Return what is known of every sample, and which tokens (D, V) it may have; None: all of them."""
+    from tauflow.samplers import Prompt
+
+    prompt = _prompt(arguments, task)
+    allowed = task.allowed(prompt, arguments.length)
+    if allowed is None:
+        return prompt, None
+    single = allowed.sum(1) == 1  # known without an evaluation
+    tokens = allowed.int().argmax(1)
+    if prompt is not None:
+        tokens, single = tokens.where(~prompt.known, prompt.tokens), single | prompt.known
+    return Prompt(tokens, single), allowed
+
+
+def _prompt(arguments: argparse.Namespace, task: "Task") -> "Prompt | None":
+    if arguments.prompt is not None:
+        return task.prompt(arguments.prompt)
+    if arguments.infill is not None:
+        return task.infill(arguments.infill)
+    if arguments.complete is None:
+        return None
+    return task.complete(arguments.complete, arguments.keep)
+
+
+def condition(arguments: argparse.Namespace, task: "Task") -> "Tensor | None":
+    """Return what all samples are asked to be; of a picture to complete the class is open by default."""
+    import torch
+
+    from tauflow.denoise import DROPPED
+
+    if arguments.condition is not None:
+        return task.condition(arguments.condition)
+    return torch.full((len(task.conditions),), DROPPED) if arguments.complete and task.conditions else None

@@ -1,0 +1,110 @@
+"""SequenceStatistics: what samples of sequences are measured against, made from the training strings.
+
+Shapes: N validation strings, M training strings, D tokens, V tokens of the vocabulary, C columns of labels.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from tauflow import files
+from tauflow.denoise import DROPPED
+from tauflow.errors import SettingsError
+from tauflow.tasks import npz
+from tauflow.tasks.sequences.table import CHUNK, digest
+from tauflow.tasks.text.faults import first_line
+
+OWN = ("unigrams", "lengths", "digests", "validation", "conditions")
+
+
+@dataclass(frozen=True)
+class SequenceStatistics:
+    """Laws of the training strings, their digests, and the validation strings as tokens."""
+
+    unigrams: np.ndarray  # (V,) shares of the training tokens, float64
+    lengths: np.ndarray  # (D + 1,) shares of the lengths of training strings, float64
+    digests: np.ndarray  # (M,) sorted, of the distinct training strings, uint64
+    validation: np.ndarray  # (N, D) validation strings, the reference of every table
+    conditions: np.ndarray  # (N, C) and their conditions
+    extra: Mapping[str, np.ndarray] = field(default_factory=dict)  # of a task that has more to say
+
+    @classmethod
+    def of(
+        cls,
+        train: np.ndarray,
+        digests: np.ndarray,
+        validation: Mapping[str, np.ndarray],
+        num_tokens: int,
+        extra: Mapping[str, np.ndarray],
+    ) -> "SequenceStatistics":
+        """Count training rows (M, D); `validation` has the columns of the validation items."""
+        unigrams = np.zeros(num_tokens, dtype=np.int64)
+        lengths = np.zeros(train.shape[1] + 1, dtype=np.int64)
+        for begin in range(0, len(train), CHUNK):
+            rows = np.asarray(train[begin : begin + CHUNK])
+            unigrams += np.bincount(rows.ravel(), minlength=num_tokens)
+            lengths += np.bincount((rows != 0).sum(1), minlength=len(lengths))
+        tokens = validation["tokens"]
+        conditions = validation.get("condition", np.zeros((len(tokens), 0), dtype=np.int32))
+        laws = unigrams / unigrams.sum(), lengths / lengths.sum()
+        return cls(*laws, np.asarray(digests), tokens, conditions, extra)
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Return the validation items as columns."""
+        conditions = {"condition": self.conditions} if self.conditions.shape[1] else {}
+        return {"tokens": self.validation, **conditions}
+
+    def known(self, texts: Sequence[str]) -> np.ndarray:
+        """Return which strings (B,) are among the training strings."""
+        found = np.array([digest(text) for text in texts], dtype=np.uint64)
+        place = np.searchsorted(self.digests, found).clip(max=len(self.digests) - 1)
+        return self.digests[place] == found
+
+    def save(self, path: Path) -> None:
+        buffer = io.BytesIO()
+        arrays = {name: getattr(self, name) for name in OWN} | dict(self.extra)
+        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # of numpy's stub
+        with files.atomic(path) as file:
+            file.write(buffer.getvalue())
+
+    @classmethod
+    def load(
+        cls, path: Path, num_tokens: int, length: int, conditions: tuple[int, ...]
+    ) -> "SequenceStatistics":
+        """Read a file that is not trusted; raise SettingsError if it is damaged, or of another model."""
+        try:
+            saved = npz.read(path)
+            own = {name: saved.pop(name) for name in OWN}
+            found = cls(**own, extra=saved)
+            found._refuse_unfit(num_tokens, length, conditions)
+        except Exception as error:  # zipfile and numpy raise many kinds
+            raise SettingsError(
+                f"{path} is damaged or of another model ({first_line(error)}); remove it: it is made again "
+                "from the data"
+            ) from None
+        return found
+
+    def _refuse_unfit(self, num_tokens: int, length: int, conditions: tuple[int, ...]) -> None:
+        for name, law, size in (
+            ("unigrams", self.unigrams, num_tokens),
+            ("lengths", self.lengths, length + 1),
+        ):
+            if law.shape != (size,) or law.dtype != np.float64 or not (law >= 0).all():
+                raise ValueError(f"{name} is no law of {size} values")
+        if self.digests.ndim != 1 or self.digests.dtype != np.uint64 or not len(self.digests):
+            raise ValueError("digests holds no digests")
+        _refuse_outside("validation", self.validation, (num_tokens,) * length)
+        _refuse_outside("conditions", self.conditions, conditions, DROPPED)
+        if not len(self.validation) or len(self.conditions) != len(self.validation):
+            raise ValueError("validation and conditions have different rows, or none")
+
+
+def _refuse_outside(name: str, rows: np.ndarray, sizes: tuple[int, ...], least: int = 0) -> None:
+    """Raise unless rows (N, ...) hold whole numbers from the least on, in each column below its size."""
+    if rows.dtype.kind not in "iu" or rows.shape[1:] != (len(sizes),):
+        raise ValueError(f"{name} holds no rows of {len(sizes)} whole numbers")
+    if len(rows) and ((rows < least) | (rows >= np.array(sizes))).any():
+        raise ValueError(f"{name} holds numbers that the model does not know")

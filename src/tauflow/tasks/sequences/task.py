@@ -1,0 +1,285 @@
+"""Sequences: strings of varying length, padded to one length; samples as strings, and how good they are.
+
+Shapes: B samples, D tokens of the longest string, V tokens of the vocabulary, C columns of a condition.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+
+from tauflow.errors import CheckpointError, SettingsError
+from tauflow.samplers import Prompt
+from tauflow.tasks import prompts
+from tauflow.tasks.base import UNIGRAM_ITEMS, Task, unigram_law
+from tauflow.tasks.items import Shuffled
+from tauflow.tasks.metrics import UnigramTotalVariation
+from tauflow.tasks.rows import Fixed, InMemory, Rows
+from tauflow.tasks.sequences.metrics import BrokenPadding, LengthTotalVariation, MeanLength, Novel, Unique
+from tauflow.tasks.sequences.sources import HubStrings, Source, StringFiles
+from tauflow.tasks.sequences.statistics import SequenceStatistics
+from tauflow.tasks.sequences.table import Rules, Strings, Table, TooLong, cached_labels, cached_table
+from tauflow.tasks.sequences.tokens import PAD, Tokens, pattern_of
+from tauflow.tasks.text.corpus import Hub
+
+STATISTICS = "statistics.npz"  # beside the checkpoints of a run
+LONGEST = 2**20  # tokens of a sequence
+NO_DATA = (
+    "no data is named, and that of a checkpoint is never opened by itself; name it: `sample.py --data "
+    "files=...` or `tauflow.load(path, data={'files': ...})`, or hub=..."
+)
+
+
+@dataclass(eq=False, repr=False)
+class Sequences(Task):
+    """Strings of varying length: one a line, a column of a table, FASTA, or a data set of the hub.
+
+    Args:
+        files: names or patterns of files, plain or .gz, separated by commas: .csv and .tsv are tables, .fasta
+            and .fa have records, of .smi the first word of a line counts, all others have one string a line.
+        val_files: the same for validation; by default a share of the strings is.
+        column: of tables with several columns.
+        hub: name of a data set of the hub.
+        hub_config: its configuration.
+        hub_split: its split.
+        hub_column: the column with the strings.
+        tokens: `characters`, `smiles`, `amino_acids`, or a regular expression whose matches are the tokens.
+        merges: tokens of a larger vocabulary, padding included, in which what often follows each other is one
+            token (byte-pair encoding of the tokens): sequences are shorter. By default there are none.
+        length: tokens of a sequence, D, padding included; by default those of the longest string.
+        too_long: what becomes of longer strings: refuse or skip.
+        batch_size: items of an optimizer step over all devices and accumulated batches together.
+        epoch_items: training items called an epoch; the next epoch continues in the order.
+        val_share: share of the strings that are for validation, chosen by their text.
+        val_items: strings of the validation set, at most.
+        cache: folder for tokenised strings.
+        seed: of the split and the order.
+        num_workers: loader processes for each device.
+        token_names: the vocabulary itself, as a checkpoint keeps it; by default that of the strings.
+    """
+
+    local: ClassVar[tuple[str, ...]] = (
+        *("files", "val_files", "column", "hub", "hub_config", "hub_split", "hub_column", "cache"),
+    )
+    may_change = (*Task.may_change, "files", "val_files", "cache")  # files may have moved
+
+    files: str | None = None
+    val_files: str | None = None
+    column: str | None = None
+    hub: str | None = None
+    hub_config: str | None = None
+    hub_split: str = "train"
+    hub_column: str = "text"
+    tokens: str = "characters"
+    length: int | None = None  # type: ignore[assignment]  # None until the strings are read
+    too_long: TooLong = "refuse"
+    batch_size: int = 32
+    epoch_items: int = 8192
+    val_share: float = 0.05
+    val_items: int = 512
+    cache: str = "data"
+    seed: int = 0
+    num_workers: int = 0
+    token_names: list[str] | None = None
+    merges: int | None = None
+
+    def __post_init__(self) -> None:
+        self._refuse_unfit()
+        self.pattern = pattern_of(self.tokens)
+        if self.token_names is None:
+            self.token_names = list(self._table.names)
+        if self.length is None:
+            self.length = self._table.length
+        self.vocabulary = Tokens(tuple(self.token_names), self.pattern)
+        self.num_tokens = len(self.token_names)
+        self.shape = (self.length,)
+
+    def _refuse_unfit(self) -> None:
+        names = ("files", "val_files", "column", "hub", "cache", "tokens")
+        empty = [name for name in names if getattr(self, name) == ""]
+        if empty:
+            raise SettingsError(f"--data.{empty[0]} is empty; name one, or drop it")
+        if self.files and self.hub:
+            raise SettingsError("give --data.files or --data.hub, not both")
+        if self.column and not self.files:
+            raise SettingsError("--data.column is one of --data.files; of a data set it is --data.hub_column")
+        if self.too_long not in get_args(TooLong):
+            raise SettingsError(f"--data.too_long is {' or '.join(get_args(TooLong))}, not {self.too_long!r}")
+        if self.too_long == "skip" and self.length is None:
+            raise SettingsError("--data.too_long skip needs --data.length, what is too long")
+        if self.length is not None and not 1 <= self.length <= LONGEST:
+            raise SettingsError(f"--data.length must be from 1 to {LONGEST}, got {self.length}")
+        if self.batch_size < 1 or self.val_items < 2 or not 0 < self.val_share < 1:
+            got = f"{self.batch_size}, {self.val_items} and {self.val_share}"
+            raise SettingsError(
+                "sequences need batch_size >= 1, val_items >= 2 and val_share in (0, 1), got " + got
+            )
+
+    @classmethod
+    def rebuilt(cls, init_args: Mapping[str, Any], data: Mapping[str, Any]) -> Self:
+        """Rebuild the task from a file that is not trusted: with its vocabulary, and without its data."""
+        names = init_args.get("token_names")
+        names = names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
+        fits = names[:1] == [PAD] and all(names) and len(set(names)) == len(names)
+        if not fits or type(init_args.get("length")) is not int:
+            raise CheckpointError("the checkpoint has no vocabulary: its data.token_names are no tokens")
+        return super().rebuilt(init_args, data)
+
+    # Data
+
+    @property
+    def source(self) -> Source:
+        """Return where the strings come from."""
+        if self.hub:
+            return HubStrings(Hub(self.hub, self.hub_config, self.hub_split, self.hub_column))
+        if self.files:
+            return StringFiles(self.files, self.column)
+        raise SettingsError(NO_DATA if self.token_names else "name the strings: --data.files or --data.hub")
+
+    @property
+    def val_source(self) -> Source | None:
+        """Return where strings for validation come from, if not from the same place."""
+        return StringFiles(self.val_files, self.column, "--data.val_files") if self.val_files else None
+
+    @cached_property
+    def _table(self) -> Table:
+        names = None if self.token_names is None else tuple(self.token_names)
+        rules = Rules(self.pattern, self.length, self.too_long, self.val_share, self.seed, names, self.merges)
+        found = cached_table(Path(self.cache), self.source, self.val_source, rules, progress=True)
+        if found.skipped:
+            total = found.skipped + len(found.train) + len(found.val)
+            warnings.warn(
+                f"{found.skipped} of {total} strings have more than {self.length} tokens and are skipped",
+                stacklevel=2,
+            )
+        return found
+
+    def strings(self, split: Literal["train", "val"]) -> Sequence[str]:
+        """Return the strings of a split in their order, made when they are read."""
+        return Strings(self._table.train if split == "train" else self._table.val, self.vocabulary)
+
+    def labels(self, text: str) -> list[int]:
+        """Return the condition (C,) of a string, for a task that has conditions."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has conditions, but does not say which a string has"
+        )
+
+    @property
+    def labelled_by(self) -> str:
+        """Return what decides the labels, besides the strings: a change of it makes them again."""
+        return type(self).__qualname__
+
+    def _columns(self, split: Literal["train", "val"]) -> InMemory:
+        """Return the rows of a split with their conditions, if there are any."""
+        columns = {"tokens": self._table.train if split == "train" else self._table.val}
+        if self.conditions:
+            key = f"{self._table.key} {split} {self.labelled_by}"
+            columns["condition"] = cached_labels(self.cache, key, self.strings(split), self.labels, True)
+        return InMemory(columns)
+
+    def setup(self, stage: str | None = None) -> None:
+        if stage != "fit" and self._saved:
+            self.val_data = Fixed(InMemory(self.statistics.columns()), self.val_items)  # in their order
+        else:
+            self.val_data = Fixed(self._columns("val"), self.val_items, self.seed)
+        if stage in ("fit", None):
+            self.train_data = Shuffled(Rows(self._columns("train")), self.seed, name="sequence order")
+
+    def begin_run(self, folder: Path) -> None:
+        """Save the statistics that samples are measured against, so that a checkpoint needs no data."""
+        if not (folder / STATISTICS).exists():
+            self.statistics.save(folder / STATISTICS)
+
+    def unigrams(self) -> Tensor:
+        """Return the law of the first UNIGRAM_ITEMS training strings, with one added to every count."""
+        rows = np.asarray(self._table.train[:UNIGRAM_ITEMS], dtype=np.int64)
+        return unigram_law(torch.from_numpy(rows), self.num_tokens)
+
+    @property
+    def _saved(self) -> Path | None:
+        """Return the file with statistics beside the run, if there is one."""
+        return self.folder / STATISTICS if self.folder and (self.folder / STATISTICS).exists() else None
+
+    @cached_property
+    def statistics(self) -> SequenceStatistics:
+        """Return statistics of the training split: from beside the run where they lie there, else counted."""
+        if self._saved:
+            return SequenceStatistics.load(self._saved, self.num_tokens, self.shape[0], self.conditions)
+        if not hasattr(self, "val_data"):
+            self.setup("validate")
+        table, validation = self._table, self.val_data.columns()
+        return SequenceStatistics.of(
+            table.train, table.digests, validation, self.num_tokens, self.extra_statistics()
+        )
+
+    def extra_statistics(self) -> dict[str, np.ndarray]:
+        """Return arrays that a task keeps beside a run besides the laws of lengths and tokens."""
+        return {}
+
+    @property
+    def alone(self) -> str:  # type: ignore[override]  # the base class has a plain default
+        """Say why a checkpoint without its data and statistics.npz can be measured in part only."""
+        if self._saved or self.hub or self.files:
+            return ""
+        lost = "unigram_tv, length_tv, novel and real data are skipped"
+        return f"{lost}: there is no {STATISTICS} beside the checkpoint, and {NO_DATA}"
+
+    # Samples
+
+    def texts(self, tokens: Tensor) -> list[str]:
+        """Return samples (B, D) as strings: a string ends at the first padding."""
+        return [self.vocabulary.text(row) for row in tokens.tolist()]
+
+    def show(self, tokens: Tensor, condition: Tensor | None = None) -> list[str]:
+        """Return numbered strings; `·` stands for padding that tokens follow."""
+        shown = (self.vocabulary.joined(row, "·").rstrip("·") for row in tokens.tolist())
+        return [f"[{number}] {text}" for number, text in enumerate(shown, start=1)]
+
+    def prompt(self, text: str) -> Prompt:
+        """Return the tokens that every sample begins with."""
+        return prompts.beginning(text, self.vocabulary.encode, self.shape[0])
+
+    def infill(self, text: str) -> Prompt:
+        """Return text with blanks: n >= 2 underscores stand for n tokens to be found."""
+        return prompts.with_blanks(text, self.vocabulary.encode, self.shape[0])
+
+    def allowed(self, prompt: Prompt | None = None, length: int | None = None) -> Tensor | None:
+        """Return no padding before what is known or a length, and padding alone from a length on."""
+        end = 0 if prompt is None else 1 + max(prompt.known.nonzero().flatten().tolist(), default=-1)
+        if length is not None and not 1 <= length <= self.shape[0]:
+            raise SettingsError(f"--length must be from 1 to {self.shape[0]}, got {length}")
+        if length is not None and end > length:
+            raise SettingsError(
+                f"the text takes {end} tokens, --length is {length}; raise it, or shorten the text"
+            )
+        if not end and length is None:
+            return None
+        found = torch.ones(self.shape[0], self.num_tokens, dtype=torch.bool)
+        found[: length or end, 0] = False
+        if length is not None:
+            found[length:, 1:] = False
+        return found
+
+    @property
+    def headline(self) -> str:  # type: ignore[override]  # depends on what there is
+        return "broken_padding" if self.alone else "unigram_tv"
+
+    def sample_metrics(self) -> MetricCollection:
+        metrics: dict[str, Metric | MetricCollection] = {}
+        if not self.alone:
+            metrics["unigram_tv"] = UnigramTotalVariation(torch.from_numpy(self.statistics.unigrams))
+            metrics["length_tv"] = LengthTotalVariation(torch.from_numpy(self.statistics.lengths))
+            metrics["novel"] = Novel(self.texts, self.statistics.known)
+        metrics |= {
+            "unique": Unique(self.texts),
+            "broken_padding": BrokenPadding(),
+            "mean_length": MeanLength(),
+        }
+        return MetricCollection(metrics, compute_groups=False)

@@ -1,0 +1,109 @@
+"""Tokens: strings as numbers and back, by a regular expression whose matches are the tokens."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tauflow.errors import SettingsError
+from tauflow.tasks.sequences.merges import joiner
+from tauflow.tasks.text.faults import first_line
+
+PAD = "<pad>"  # after the end of a string; token number 0, data like any other
+FOREIGN = "\N{REPLACEMENT CHARACTER}"  # stands for what is no data token, such as a mask
+SHOWN = 40  # tokens of a vocabulary that a message lists
+PATTERNS = {
+    "characters": r"(?s:.)",
+    "smiles": r"\[[^\]]*\]|Br|Cl|[BCNOPSFI]|[bcnops]|%\d\d|\d|[-=#$:/\\.()*~>]",
+    "amino_acids": r"[A-Z]",
+}
+"""Rules with a name."""
+
+
+def pattern_of(rule: str) -> str:
+    """Return the regular expression of a rule: that of its name, or itself."""
+    pattern = PATTERNS.get(rule, rule)
+    try:
+        empty = re.compile(pattern).match("")
+    except (re.error, RecursionError, OverflowError) as error:
+        raise SettingsError(
+            f"--data.tokens {rule!r} is none of {', '.join(PATTERNS)} and no regular expression: "
+            f"{first_line(error)}"
+        ) from None
+    if empty:
+        raise SettingsError(f"--data.tokens {rule!r} matches nothing at all, which is no token; use + for *")
+    return pattern
+
+
+def splitter(pattern: str) -> Callable[[str], list[str]]:
+    """Return what finds the tokens of a string, and skips what is none."""
+    compiled = re.compile(pattern)
+    if not compiled.groups:
+        return compiled.findall
+    return lambda text: [match.group() for match in compiled.finditer(text)]
+
+
+def uncovered(text: str, pattern: str) -> str:
+    """Return where a string has a character that no token covers, as a part of a sentence."""
+    end = 0
+    for match in re.compile(pattern).finditer(text):
+        if match.start() > end:
+            break
+        end = match.end()
+    shown = text if len(text) <= 80 else f"{text[max(0, end - 40) : end + 40]} (a part)"
+    return f"no token covers {text[end]!r}, character {end + 1} of {shown!r}"
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A vocabulary, and the rule by which strings are split.
+
+    Args:
+        names: of the tokens, the padding first; a name may join several matches (merges).
+        pattern: regular expression whose matches are the tokens of a string, before they are joined to the
+            longest names.
+    """
+
+    names: tuple[str, ...]
+    pattern: str
+
+    @cached_property
+    def found(self) -> Callable[[str], list[str]]:
+        """Return what finds the tokens of a string, and skips what is none."""
+        split = splitter(self.pattern)
+        join = joiner(self.names[1:], split)
+        return split if join is None else lambda text: join(split(text))
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.names) if number}
+
+    def split(self, text: str) -> list[str]:
+        """Return the tokens of a string; refuse one that they do not cover."""
+        found = self.found(text)
+        if "".join(found) != text:
+            raise SettingsError(f"{uncovered(text, self.pattern)}; change it, or the rule --data.tokens")
+        return found
+
+    def encode(self, text: str) -> list[int]:
+        """Return the numbers of the tokens of a string; refuse a token that the vocabulary lacks."""
+        names = self.split(text)
+        lacking = next((name for name in names if name not in self._numbers), None)
+        if lacking is not None:
+            raise SettingsError(f"{self.lacks(lacking)}; drop it from {text[:80]!r}")
+        return [self._numbers[name] for name in names]
+
+    def lacks(self, name: str) -> str:
+        """Say that a token is not in the vocabulary, and what is."""
+        listed = " ".join(self.names[1 : SHOWN + 1]) + (" ..." if len(self.names) > SHOWN + 1 else "")
+        return f"the vocabulary has no token {name!r} (it has {listed})"
+
+    def text(self, row: Sequence[int]) -> str:
+        """Return the string of a sample (D,): its tokens before the first padding."""
+        return self.joined(row[: row.index(0)] if 0 in row else row)
+
+    def joined(self, row: Sequence[int], pad: str = "") -> str:
+        """Return the tokens of a row one after the other, with `pad` for padding."""
+        last = len(self.names)
+        names = (pad if not each else self.names[each] if 0 < each < last else FOREIGN for each in row)
+        return "".join(names)

@@ -1,0 +1,476 @@
+"""Sequences: sources, tokens, the table of rows, statistics, samples, lengths and blanks."""
+
+import gzip
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, train_here
+
+import tauflow
+from tauflow.errors import CheckpointError, SettingsError
+from tauflow.evaluation.store import REAL, Results
+from tauflow.tasks import Countdown, Sequences
+from tauflow.tasks.sequences.metrics import BrokenPadding, LengthTotalVariation, MeanLength, Unique
+from tauflow.tasks.sequences.sources import StringFiles
+from tauflow.tasks.sequences.table import digest
+from tauflow.tasks.sequences.tokens import PAD, Tokens, pattern_of
+
+
+def words(count=200):
+    """Different strings of 2 to 8 characters of an alphabet of six."""
+    generator = np.random.default_rng(0)
+    found = {"".join(generator.choice([*"abcdef"], size=generator.integers(2, 9))) for _ in range(3 * count)}
+    return sorted(found)[:count]
+
+
+@pytest.fixture
+def strings(tmp_path):
+    path = tmp_path / "strings.txt"
+    path.write_text("\n".join(words()) + "\n")
+    return path
+
+
+def made(path, tmp_path, **options):
+    settings = {"val_share": 0.2, "val_items": 16, "batch_size": 4, "cache": str(tmp_path / "cache")}
+    return Sequences(files=str(path), **settings | options)
+
+
+def texts_of(path, **options):
+    return [(entry.number, entry.text) for entry in StringFiles(str(path), **options).entries()]
+
+
+# Sources
+
+
+def test_files_are_read_by_what_their_names_end_with(tmp_path):
+    contents = {
+        "a.txt": (b"one two\r\n\n  three \n", [(1, "one two"), (3, "three")]),
+        "a.smi": (b"CCO ethanol\nC methane\n", [(1, "CCO"), (2, "C")]),
+        "a.csv": (b'name\n"C,C"\n\nO\n', [(2, "C,C"), (4, "O")]),
+        "a.fasta": (b">first\nMKV\nLL\n\n>second one\nAC\n", [(1, "MKVLL"), (5, "AC")]),
+    }
+    for name, (data, expected) in contents.items():
+        (tmp_path / name).write_bytes(data)
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(data))
+        assert texts_of(tmp_path / name) == texts_of(tmp_path / f"{name}.gz") == expected
+    (tmp_path / "b.tsv").write_text("id\tsequence\n1\tAB\n2\t\n3\tCD\n")
+    assert texts_of(tmp_path / "b.tsv", column="sequence") == [(2, "AB"), (4, "CD")]
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "options", "message"),
+    [
+        ("a.txt", b" \n\n", {}, "the data is empty: there is no string to train on"),
+        ("a.txt", b"ab\nc\xff\n", {}, "is not text in UTF-8"),
+        ("a.csv", b"id,smiles\n1,C\n", {}, "has several columns; name one of them .*: id, smiles"),
+        ("a.csv", b"id,smiles\n1,C\n", {"column": "x"}, "has no column 'x'; name one of them .*: id, smiles"),
+        (
+            "a.csv",
+            b"id,smiles\n1,C\n2\n",
+            {"column": "smiles"},
+            "line 3 of .* has 1 columns, the first line 2",
+        ),
+        ("a.csv", b"", {}, "a.csv is empty; a table begins"),
+        ("a.txt", b"ab\n", {"column": "x"}, r"--data\.column is one of a \.csv"),
+        ("a.fa", b"MKV\n>x\nA\n", {}, "line 1 of .* is no FASTA: a record begins with >"),
+        ("a.fa", b">x\n>y\nA\n", {}, "the record at line 1 of .* has no sequence"),
+        ("a.txt", b"ab\nabcd\n", {"length": 3}, "line 2 of .* has 4 tokens, --data.length is 3; raise it"),
+        ("a.txt", b"abcd\n", {"length": 3, "too_long": "skip"}, "no string of at most 3 tokens to train on"),
+        (
+            "a.smi",
+            b"CC\nCXC\n",
+            {"tokens": "smiles"},
+            "line 2 of .*: no token covers 'X', character 2 of 'CXC'",
+        ),
+        ("a.txt", b"ab\n", {"tokens": "a*"}, "matches nothing at all"),
+        ("a.txt", b"ab\n", {"tokens": "(a"}, "none of characters, smiles, amino_acids and no regular"),
+        (
+            "a.txt",
+            b"ab\ncd\n",
+            {"val_share": 1e-9},
+            "no string is for validation .2 are for training.; raise",
+        ),
+    ],
+)
+def test_bad_data_is_refused_in_one_line(tmp_path, name, contents, options, message):
+    (tmp_path / name).write_bytes(contents)
+    with pytest.raises(SettingsError, match=message) as error:
+        made(tmp_path / name, tmp_path, **options)
+    assert "\n" not in str(error.value)
+    assert not [path for path in tmp_path.glob("cache/*") if path.is_dir()], "nothing half-built is left"
+
+
+def test_bad_settings(tmp_path, strings):
+    for options, message in (
+        ({"hub": "x"}, "not both"),
+        ({"too_long": "cut"}, "refuse or skip, not 'cut'"),
+        ({"too_long": "skip"}, r"needs --data\.length"),
+        ({"length": 0}, "from 1 to"),
+        ({"val_share": 1.0}, r"val_share in \(0, 1\)"),
+        ({"tokens": ""}, r"--data\.tokens is empty"),
+        ({"val_files": str(tmp_path / "none")}, r"--data\.val_files: there is no file"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            made(strings, tmp_path, **options)
+    with pytest.raises(SettingsError, match=r"name the strings: --data\.files"):
+        Sequences()
+
+
+def test_strings_of_a_data_set(tmp_path):
+    import datasets
+
+    rows = words(40)
+    datasets.Dataset.from_dict({"smiles": rows}).to_parquet(tmp_path / "data" / "train.parquet")
+    task = Sequences(
+        hub=str(tmp_path / "data"), hub_column="smiles", cache=str(tmp_path / "cache"), val_share=0.2
+    )
+    assert sorted([*task.strings("train"), *task.strings("val")]) == rows
+
+
+# Tokens
+
+
+def test_rules_split_strings():
+    smiles = Tokens((PAD, "Br", "C", "Cl", "[nH]", "c", "1", "%12", "="), pattern_of("smiles"))
+    assert smiles.split("BrCCl") == ["Br", "C", "Cl"]
+    assert smiles.encode("c1[nH]%12=C") == [5, 6, 4, 7, 8, 2]
+    assert Tokens((PAD, "ab", "c"), r"(a(b))|c").split("abc") == ["ab", "c"], "groups are no tokens"
+    with pytest.raises(SettingsError, match=r"has no token 'F' \(it has Br C Cl"):
+        smiles.encode("CF")
+    with pytest.raises(SettingsError, match="no token covers '!', character 3 of 'CC!C'"):
+        smiles.encode("CC!C")
+
+
+def test_a_string_ends_at_the_first_padding():
+    tokens = Tokens((PAD, "a", "b"), ".")
+    assert tokens.text([1, 2, 0, 1, 0]) == "ab"
+    assert tokens.text([2, 1]) == "ba"
+    assert tokens.text([0, 1]) == ""
+    assert tokens.text([1, 3]) == "a\N{REPLACEMENT CHARACTER}", "a mask"
+    assert tokens.joined([1, 0, 2], "·") == "a·b"
+
+
+# The table
+
+
+def test_rows_hold_the_strings_padded(strings, tmp_path):
+    task = made(strings, tmp_path)
+    assert task.token_names == [PAD, *"abcdef"]
+    assert (task.num_tokens, task.shape) == (7, (8,))
+    assert sorted([*task.strings("train"), *task.strings("val")]) == words()
+    task.setup("fit")
+    item = task.train_data[0]["tokens"]
+    assert item.dtype == torch.int64
+    assert item.shape == (8,)
+    assert task.texts(item[None])[0] in words()
+    assert len(task.val_data) == 16
+    again = made(strings, tmp_path)
+    assert task.strings("val")[:] == again.strings("val")[:]
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_copies_are_on_one_side_and_another_seed_is_another_split(tmp_path):
+    path = tmp_path / "twice.txt"
+    path.write_text("\n".join(words() * 2))
+    task, other = made(path, tmp_path), made(path, tmp_path, seed=1)
+    assert not set(task.strings("train")) & set(task.strings("val"))
+    assert len(task.strings("train")) + len(task.strings("val")) == 2 * len(words())
+    assert set(task.strings("val")) != set(other.strings("val"))
+
+
+def test_files_for_validation(strings, tmp_path):
+    (tmp_path / "val.txt").write_text("abc\nfed\n")
+    task = made(strings, tmp_path, val_files=str(tmp_path / "val.txt"))
+    assert task.strings("val")[:] == ["abc", "fed"]
+    assert len(task.strings("train")) == len(words())
+    (tmp_path / "val.txt").write_text("abc\nfxd\n")
+    with pytest.raises(
+        SettingsError, match=r"line 2 of .*val\.txt: the vocabulary has no token 'x' \(it has a b"
+    ):
+        made(strings, tmp_path, val_files=str(tmp_path / "val.txt"))
+
+
+def test_strings_that_are_too_long_are_skipped_and_counted(strings, tmp_path):
+    short = [word for word in words() if len(word) <= 5]
+    for _ in range(2):  # built, then from the cache
+        with pytest.warns(UserWarning, match=f"{200 - len(short)} of 200 strings have more than 5 tokens"):
+            task = made(strings, tmp_path, length=5, too_long="skip")
+        assert sorted([*task.strings("train"), *task.strings("val")]) == short
+
+
+def test_many_tokens_take_two_bytes(tmp_path):
+    path = tmp_path / "many.txt"
+    path.write_text("\n".join(f"t{number}t{number + 1}" for number in range(400)))
+    task = made(path, tmp_path, tokens=r"t\d+")
+    assert task._table.train.dtype == np.uint16
+    assert sorted(task.strings("train")[:] + task.strings("val")[:])[-1] == "t9t10"
+    assert task.num_tokens == 402
+
+
+def test_a_damaged_cache_is_named(strings, tmp_path):
+    made(strings, tmp_path)
+    (folder,) = (tmp_path / "cache").iterdir()
+    whole = (folder / "val.npy").read_bytes()
+    (folder / "val.npy").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(SettingsError, match=r"are damaged .* remove that folder"):
+        made(strings, tmp_path)
+
+
+class Vowels(Sequences):
+    """The number of a's in a string is its condition."""
+
+    conditions = (9,)
+
+    def labels(self, text):
+        return [text.count("a")]
+
+    def extra_statistics(self):
+        return {"first": np.array([1.5])}
+
+
+def test_labels_lie_beside_the_tokens(strings, tmp_path):
+    task = Vowels(files=str(strings), cache=str(tmp_path / "cache"), val_items=16)
+    task.setup("fit")
+    items = [task.train_data[number] for number in range(20)] + [task.val_data[number] for number in range(4)]
+    for item in items:
+        (text,) = task.texts(item["tokens"][None])
+        assert item["condition"].tolist() == [text.count("a")]
+    task.begin_run(tmp_path)
+    task.folder = tmp_path
+    again = Vowels(files=str(strings), cache=str(tmp_path / "cache"), val_items=16)
+    again.folder = tmp_path
+    again.setup("validate")
+    assert torch.equal(task.sample_conditions(8), again.sample_conditions(8))
+    assert again.statistics.extra["first"] == 1.5
+
+
+# Metrics
+
+
+def test_metrics_of_samples():
+    tokens = torch.tensor([[1, 2, 0, 0], [1, 0, 2, 0], [1, 2, 0, 0], [2, 2, 2, 2]])
+    assert float(MeanLength().forward(tokens)[0]) == (2 + 1 + 2 + 4) / 4
+    assert float(BrokenPadding().forward(tokens)[0]) == 1 / 4
+    law = torch.tensor([0, 0, 0.5, 0.25, 0.25])
+    assert float(LengthTotalVariation(law).forward(tokens)[0]) == pytest.approx(0.25)
+    vocabulary = Tokens((PAD, "a", "b"), ".")
+    unique = Unique(lambda rows: [vocabulary.text(row) for row in rows.tolist()])
+    unique.update(tokens[:1])
+    unique.update(tokens[1:])
+    assert float(unique.compute()[0]) == 3 / 4
+
+
+def test_statistics_know_the_training_strings(strings, tmp_path):
+    task = made(strings, tmp_path)
+    found = task.statistics
+    train = task.strings("train")
+    assert found.known([train[0], train[1], task.strings("val")[0], "zzz"]).tolist() == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    lengths = np.bincount([len(text) for text in train], minlength=9) / len(train)
+    assert np.allclose(found.lengths, lengths)
+    assert np.allclose(found.unigrams[1], "".join(train).count("a") / (8 * len(train)))
+    found.save(tmp_path / "statistics.npz")
+    load = type(found).load
+    same = load(tmp_path / "statistics.npz", 7, 8, ())
+    assert np.array_equal(same.digests, found.digests)
+    for sizes in ((6, 8, ()), (7, 9, ()), (7, 8, (3,))):
+        with pytest.raises(SettingsError, match="damaged or of another model"):
+            load(tmp_path / "statistics.npz", *sizes)
+    assert digest("ab") != digest("ba")
+
+
+# What is known of samples
+
+
+def test_prompts_and_blanks(strings, tmp_path):
+    task = made(strings, tmp_path)
+    tokens, known = task.infill("ab__f")
+    assert known.tolist() == [True, True, False, False, True, False, False, False]
+    assert tokens[known].tolist() == task.vocabulary.encode("abf")
+    assert task.prompt("cd").known.sum() == 2
+    with pytest.raises(SettingsError, match="has no token 'x'"):
+        task.prompt("ax")
+    with pytest.raises(SettingsError, match="takes 9 tokens, the model has 8"):
+        task.prompt("abcabcabc")
+    with pytest.raises(SettingsError, match="needs a blank"):
+        task.infill("abc")
+
+
+def test_padding_is_forbidden_before_what_is_known_and_before_a_length(strings, tmp_path):
+    task = made(strings, tmp_path)
+    assert task.allowed() is None
+    before = task.allowed(task.infill("a__b"))
+    assert before[:, 0].tolist() == [False] * 4 + [True] * 4
+    assert before[:, 1:].all()
+    exact = task.allowed(task.infill("a__b"), 6)
+    assert exact[:, 0].tolist() == [False] * 6 + [True] * 2
+    assert exact[:6, 1:].all()
+    assert not exact[6:, 1:].any()
+    for length in (0, 9):
+        with pytest.raises(SettingsError, match="--length must be from 1 to 8"):
+            task.allowed(length=length)
+    with pytest.raises(SettingsError, match="the text takes 4 tokens, --length is 3"):
+        task.allowed(task.infill("a__b"), 3)
+    with pytest.raises(SettingsError, match="all samples of Countdown have one length; drop --length"):
+        Countdown().allowed(length=4)
+
+
+# From data to samples
+
+TINY = [
+    *("-c", str(ROOT / "configs" / "sequences.yaml"), "-c", str(ROOT / "configs" / "smoke.yaml")),
+    *("--model.network.width=16", "--model.network.blocks=1", "--model.network.heads=2"),
+    *("--trainer.max_steps=2", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"),
+    *(
+        "--trainer.log_every_n_steps=1",
+        "--data.epoch_items=16",
+        "--evaluation.nfes=[4]",
+        "--evaluation.samplers=[auto]",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Folders of runs of two steps, from masks and from uniform noise."""
+    found = {}
+    for source in ("masked", "uniform"):
+        folder = tmp_path_factory.mktemp(source)
+        (folder / "strings.txt").write_text("\n".join(words()))
+        options = [f"--model.source={source}", f"--model.network.time={str(source == 'uniform').lower()}"]
+        options += ["--evaluation.every_n_validations=0"] * (source == "uniform")
+        train_here(
+            *(*TINY, *options, "--data.files=strings.txt"),
+            f"--trainer.default_root_dir={folder}",
+            cwd=folder,
+        )
+        found[source] = folder / "version_0"
+    return found
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capfd):
+    """Runs sample.py's entry point in this process; returns (exit code or message, what it printed)."""
+    from tauflow.cli.sample import sample
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args):
+        with pytest.raises(SystemExit) as stop:
+            sample([*map(str, args), "--accelerator=cpu", "--num_samples=8", "--batch_size=4", "--show=4"])
+        return stop.value.code, capfd.readouterr().out
+
+    return run
+
+
+def shown(folder, task):
+    """Return the samples that a folder of results keeps, as strings."""
+    cells = [cell for cell in Results.read(folder).cells if cell.factors["sampler"] != REAL]
+    return [text for cell in cells for text in task.texts(torch.tensor(cell.shown.tokens))]
+
+
+@pytest.mark.parametrize("source", ["masked", "uniform"])
+def test_samples_of_a_run_have_the_length_and_the_parts_that_were_asked_for(runs, source, call, tmp_path):
+    checkpoint = runs[source] / "last.ckpt"
+    task = tauflow.load(checkpoint).task
+    assert not task.alone
+    code, printed = call("--ckpt", checkpoint, "--sampler", "auto", "--nfe", 4, "--out", "plain")
+    assert code == 0
+    for name in ("unigram_tv", "length_tv", "mean_length", "broken_padding", "unique", "novel"):
+        assert name in printed
+    samplers = ["--sampler", "auto", "tr_cie", "tweedie", "--nfe", 4]
+    code, _ = call("--ckpt", checkpoint, *samplers, "--length", 5, "--infill", "ab__f", "--out", "asked")
+    assert code == 0
+    found = shown(tmp_path / "asked", task)
+    assert len(found) == 12
+    assert all(len(text) == 5 and text[:2] == "ab" and text[4] == "f" for text in found), found
+    code, _ = call("--ckpt", checkpoint, *samplers, "--length", 8, "--out", "longest")
+    assert code == 0
+    assert {len(text) for text in shown(tmp_path / "longest", task)} == {8}
+
+
+def test_what_cannot_be_asked_for_is_refused(runs, call):
+    checkpoint = runs["masked"] / "last.ckpt"
+    assert "--length must be from 1 to 8, got 9" in call("--ckpt", checkpoint, "--length", 9)[0]
+    assert (
+        "the text takes 3 tokens, --length is 2"
+        in call("--ckpt", checkpoint, "--length", 2, "--prompt", "abc")[0]
+    )
+    shipped = ROOT / "checkpoints" / "shipped" / "countdown_masked.ckpt"
+    assert "have one length; drop --length" in call("--ckpt", shipped, "--length", 9)[0]
+
+
+def test_a_checkpoint_alone_samples(runs, call, tmp_path):
+    shutil.copy(runs["masked"] / "last.ckpt", tmp_path / "alone.ckpt")
+    task = tauflow.load(tmp_path / "alone.ckpt").task
+    assert "unigram_tv, length_tv, novel and real data are skipped" in task.alone
+    assert task.files is None
+    code, printed = call("--ckpt", "alone.ckpt", "--nfe", 8, "--length", 3, "--out", "out")
+    assert code == 0
+    assert task.alone in " ".join(printed.split())
+    measured = {record.metric: record.measured.value for record in Results.read(tmp_path / "out").records}
+    assert {"broken_padding", "unique", "mean_length"} <= measured.keys()
+    assert not {"unigram_tv", "length_tv", "novel"} & measured.keys()
+    assert (measured["mean_length"], measured["counted_nfe"]) == (3, 3), "known padding costs no evaluation"
+    found = tauflow.load(tmp_path / "alone.ckpt", data={"files": str(runs["masked"].parent / "strings.txt")})
+    assert not found.task.alone
+    assert found.task.statistics.unigrams.shape == (7,)
+    with pytest.raises(CheckpointError, match="files of the data is of type"):
+        tauflow.load(tmp_path / "alone.ckpt", data={"files": 3})
+
+
+@pytest.mark.parametrize("names", [None, [], ["a", PAD], [PAD, "a", "a"], [PAD, 3], "abc"])
+def test_a_checkpoint_without_a_vocabulary_is_refused(names):
+    with pytest.raises(CheckpointError, match="has no vocabulary"):
+        Sequences.rebuilt({"token_names": names, "length": 8}, {})
+
+
+def test_the_cache_says_what_it_holds(strings, tmp_path):
+    made(strings, tmp_path)
+    (folder,) = (tmp_path / "cache").iterdir()
+    facts = json.loads((folder / "facts.json").read_text())
+    assert facts == {"names": [PAD, *"abcdef"], "length": 8, "skipped": 0}
+
+
+# Merges
+
+
+def test_merges_make_strings_shorter_and_never_cut_a_token(tmp_path):
+    """Of "ClCl" and "CC" in every string, longest names first: Cl is one token and stays one."""
+    smiles = [
+        f"CC{middle}ClCl{end}" for middle in ("O", "N", "CO", "C") for end in ("C", "O", "N", "CCO", "CN")
+    ]
+    path = tmp_path / "a.txt"
+    path.write_text("\n".join(smiles))
+    plain = made(path, tmp_path, tokens="smiles")
+    merged = made(path, tmp_path, tokens="smiles", merges=8)
+    assert set(plain.vocabulary.names) == {PAD, "C", "Cl", "N", "O"}
+    assert set(plain.vocabulary.names) < set(merged.vocabulary.names)
+    assert merged.num_tokens == 8
+    assert {"CC", "ClCl"} < set(merged.vocabulary.names)
+    assert merged.length < plain.length
+    for text in smiles:
+        split = merged.vocabulary.split(text)
+        assert "".join(split) == text
+        assert len(split) < len(plain.vocabulary.split(text))
+    assert merged.vocabulary.split("OCClCC") == ["O", "C", "Cl", "CC"]  # not OCC and a lone l
+    assert sorted([*merged.strings("train"), *merged.strings("val")]) == sorted(smiles)
+    again = Sequences.rebuilt(
+        {"token_names": merged.token_names, "tokens": "smiles", "merges": 8, "length": merged.length}, {}
+    )
+    assert again.vocabulary.split("CCOClClC") == merged.vocabulary.split("CCOClClC")
+    with pytest.raises(SettingsError, match="the vocabulary has no token 'Br'"):
+        merged.vocabulary.encode("CCBr")
+
+
+@pytest.mark.parametrize("merges", [0, 7, 2**16])
+def test_merges_must_be_more_than_the_tokens(strings, tmp_path, merges):
+    with pytest.raises(SettingsError, match=f"must be from 8 to 65535, got {merges}"):
+        made(strings, tmp_path, merges=merges)
