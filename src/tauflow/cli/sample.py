@@ -56,7 +56,7 @@ def _sample(arguments: argparse.Namespace) -> "Results":
     from tauflow.cli.sample_request import checkpoint_of, refuse_unfit, requested, tensorboard_folder
     from tauflow.evaluation.folder import opened_results
     from tauflow.evaluation.grid import GridOptions
-    from tauflow.evaluation.pictures import shows_pictures
+    from tauflow.evaluation.report import shows_more_than_text
     from tauflow.files import refuse_unwritable
     from tauflow.ranks import watched
 
@@ -64,8 +64,8 @@ def _sample(arguments: argparse.Namespace) -> "Results":
     fabric = _fabric(arguments)
     request = requested(checkpoint_of(arguments), arguments, fabric.device)
     board = tensorboard_folder(arguments, request.path) if arguments.tensorboard else None
-    if not arguments.out and shows_pictures(request.grid.task):
-        refuse_unwritable(PICTURES, "pictures are written there; give --out DIR")
+    if not arguments.out and shows_more_than_text(request.grid.task):
+        refuse_unwritable(PICTURES, "samples are written there; give --out DIR")
     kept = "give --out DIR to keep the cells that are finished"
     if arguments.out:
         kept = f"the same command resumes: the cells that are finished are safe in {arguments.out}"
@@ -161,17 +161,16 @@ def _announce(request: "Request", results: "Results", arguments: argparse.Namesp
 
 def _show(arguments: argparse.Namespace, results: "Results", grid: "SamplerGrid") -> None:
     """Show the results, and write them where they were asked for."""
-    from tauflow.evaluation.pictures import print_samples, shows_pictures
-    from tauflow.evaluation.report import save_pictures, save_report
+    from tauflow.evaluation.pictures import print_samples
+    from tauflow.evaluation.report import BESIDE, save_pictures, save_report, shows_more_than_text
     from tauflow.evaluation.tables import print_results
 
     given = grid.sampling.prompt
     if arguments.out:
         names = save_report(results, arguments.out, grid.task, given)
     else:
-        for path in PICTURES.glob("*.png") if shows_pictures(grid.task) else ():  # of an earlier call
-            if path.name in ("samples.png", "evolution.png"):
-                path.unlink()
+        for name in BESIDE if shows_more_than_text(grid.task) else ():
+            (PICTURES / name).unlink(missing_ok=True)  # of an earlier call
         names = save_pictures(results, PICTURES, grid.task, given)
     cells = [cell for cell in results.cells if cell.shown]
     if len(cells) == 1 and arguments.show:

@@ -230,7 +230,8 @@ def add_model_arguments(group: Any) -> None:
         "--judge",
         type=given,
         metavar="NAMES",
-        help="judges of text: ngram, smollm2, a causal model of transformers; of text-to-image: a CLIP model",
+        help="judges of text: ngram, smollm2, a causal model of transformers; of text-to-image: a CLIP "
+        "model; of molecules: fcd, diversity, moses",
     )
 
 

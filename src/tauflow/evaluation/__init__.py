@@ -8,6 +8,7 @@ grid        the one resumable loop over cells
 store       Results: factors, metrics, measured values; kinds checks what a file of them holds
 folder      a folder of results: continued, and written by one process at a time
 views       which factors make a panel, a row and the axis
-tables, figures, styles, pictures, tensorboard    what people look at
+hooks       what a task may tell of its samples besides how to show them: drawings, a table
+tables, figures, styles, pictures, distributions, tensorboard    what people look at
 callback    SamplerEvaluation, all of it during training
 """

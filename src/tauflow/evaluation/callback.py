@@ -236,7 +236,7 @@ class SamplerEvaluation(Callback):
         if not logger:
             return
         step = trainer.global_step
-        tensorboard.write_figures(logger.experiment, results, step)
+        tensorboard.write_figures(logger.experiment, results, task, step)
         for row, cells in tensorboard.rows_of(results).items():
             if row not in self._writers:  # TensorBoard drops what a killed run wrote after its checkpoint
                 self._writers[row] = SummaryWriter(str(self._root / row), purge_step=step)

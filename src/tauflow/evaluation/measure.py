@@ -19,9 +19,11 @@ from tauflow.denoise import Model, TimedDenoiser
 from tauflow.denoise.denoiser import now
 from tauflow.denoise.model import MOST_COORDINATES
 from tauflow.errors import SamplingError, WriteError
+from tauflow.evaluation.counts import Counts
+from tauflow.evaluation.hooks import Table, joined_tables, table_of
 from tauflow.evaluation.store import Cell, Factors, Measured, Record, Scale, Shown
-from tauflow.ranks import backend, largest, over_ranks, rank, world_size
-from tauflow.samplers import Prompt, Result, Sampler, StepInfo, sample
+from tauflow.ranks import backend, largest, rank, world_size
+from tauflow.samplers import Prompt, Result, Sampler, sample
 from tauflow.samplers.api import checked_prompt, whole
 from tauflow.samplers.base import require
 from tauflow.seeds import seed_of
@@ -148,6 +150,7 @@ def measure_cell(
     metrics = task.sample_metrics().to(home)
     counts = Counts()
     shown: list[Shown] = []
+    tables: dict[int, Table] = {}
 
     def draw() -> None:
         nonlocal counts
@@ -159,6 +162,7 @@ def measure_cell(
             result, states = _sample(model, sampler, nfe, batch, condition, sampling)
             counts = counts.plus(sampling.size(batch), now() - begin, timed.seconds - before, result)
             update(metrics, result.tokens.to(home), None if condition is None else condition.to(home))
+            tables[batch] = table_of(task, result.tokens, condition)
             if batch == 0:
                 shown.append(_shown(result, condition, states, sampling))
             advance()
@@ -169,7 +173,7 @@ def measure_cell(
     details = counts.details()
     records = [Record(factors, name, each) for name, each in (found | details).items()]
     items = units(metrics) if world_size() == 1 else {}  # ranks keep their samples in another order
-    return Cell(factors, records, shown[0] if shown else None, items=items)
+    return Cell(factors, records, shown[0] if shown else None, items=items, table=joined_tables(tables))
 
 
 def _sample(
@@ -254,46 +258,3 @@ def scales(task: Task) -> dict[str, Scale]:
         name: Scale(metrics[name].higher_is_better, bool(getattr(metrics[name], "logarithmic", True)))
         for name in names
     }
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Sums over the samples of a cell."""
-
-    samples: float = 0.0
-    seconds: float = 0.0
-    network_seconds: float = 0.0
-    jumped: float = 0.0
-    clamped: float = 0.0
-    several: float = 0.0
-    discarded: float = 0.0
-    leftover: float = 0.0
-    counted_nfe: float = 0.0
-    forwards: float = 0.0
-
-    def plus(self, samples: int, seconds: float, network_seconds: float, result: Result) -> "Counts":
-        steps: list[StepInfo] = result.info.steps
-        names = ("moved", "clamped", "several", "discarded")
-        shares = [sum(getattr(step, name) for step in steps) / max(1, len(steps)) for name in names]
-        sums = (*shares, result.info.leftover_masks, result.nfe, result.info.forwards)
-        new = (samples, seconds, network_seconds, *(samples * each for each in sums))
-        return Counts(*(old + more for old, more in zip(dataclasses.astuple(self), new, strict=True)))
-
-    def details(self) -> dict[str, Measured]:
-        """Return the means over the samples of all ranks."""
-        total = Counts(*over_ranks(dataclasses.astuple(self), "SUM"))
-        n = max(1.0, total.samples)
-        values = {
-            "jumped": total.jumped / n,
-            "clamped": total.clamped / n,
-            "several_events": total.several / n,
-            "discarded": total.discarded / n,
-            "leftover_masks": total.leftover / n,
-            "ms_per_sample": 1e3 * total.seconds / n,
-            "sampler_ms_per_sample": 1e3 * (total.seconds - total.network_seconds) / n,
-            "network_share": total.network_seconds / total.seconds if total.seconds else 0.0,
-            "samples": total.samples,
-            "counted_nfe": total.counted_nfe / n,
-            "forwards": total.forwards / n,
-        }
-        return {name: Measured(value) for name, value in values.items()}

@@ -1,6 +1,7 @@
 """Samples for people: texts or pictures, in the terminal, in files, and for TensorBoard.
 
-What a task's `show` returns is a list of texts, or pictures as an array uint8 (B, H, W, 3).
+What a task's `show` returns is a list of texts, or pictures as an array uint8 (B, H, W, 3). A task of texts
+may have pictures too (`hooks.Drawn`).
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from tauflow.denoise import DROPPED
 from tauflow.errors import TauflowError
+from tauflow.evaluation.hooks import Drawn
 from tauflow.evaluation.mosaics import Block, Strip, mosaic
 from tauflow.evaluation.store import Cell, Results, Shown
 from tauflow.evaluation.tables import number_text
@@ -119,7 +121,8 @@ def print_samples(cell: Cell, results: Results, task: Task) -> None:
     console = Console()
     console.print(headline(cell, results), markup=False, highlight=False, soft_wrap=True)
     if not isinstance(shown, np.ndarray):
-        print("\n".join(["", "\n\n".join(shown), ""]))
+        short = all(len(text) <= console.width and "\n" not in text for text in shown)
+        print("\n".join(["", ("\n" if short else "\n\n").join(shown), ""]))
         return
     shown = reduced(shown)
     cells = shown.shape[2] * (1 if console.is_terminal else 2)  # of a line that a picture takes
@@ -150,7 +153,12 @@ def _blocks(picture: np.ndarray) -> str:
 
 
 def shows_pictures(task: Task) -> bool:
-    """Return whether the samples of a task are pictures."""
+    """Return whether the task has pictures of its samples."""
+    return isinstance(task, Drawn) or shows_only_pictures(task)
+
+
+def shows_only_pictures(task: Task) -> bool:
+    """Return whether the task shows its samples as pictures, not as texts."""
     condition = torch.zeros(1, len(task.conditions), dtype=torch.long) if task.conditions else None
     return isinstance(task.show(torch.zeros(1, task.length, dtype=torch.long), condition), np.ndarray)
 
@@ -166,7 +174,9 @@ def samples_figure(cells: Sequence[Cell], task: Task, given: Known | None = None
     if not found or not shows_pictures(task):
         return None
     cells = list(found.values())
-    first = [] if given is None else [Block([_given(given, task)], "given")]
+    first = []
+    if given is not None and shows_only_pictures(task):
+        first = [Block([_given(given, task)], "given")]
     if len({(cell.factors["sampler"], cell.factors["nfe"]) for cell in cells}) == 1:
         blocks = [Block(_rows(cell, task), name + _asked(cell, task)) for name, cell in found.items()]
         most = max(len(strip.pictures) for block in blocks for strip in block.strips)
@@ -214,7 +224,7 @@ def _strip(cell: Cell, task: Task) -> Strip:
 
 
 def _pictures(tokens: Tensor, task: Task) -> np.ndarray:
-    pictures = task.show(tokens, None)
+    pictures = task.pictures(tokens) if isinstance(task, Drawn) else task.show(tokens, None)
     assert isinstance(pictures, np.ndarray)
     return pictures
 
@@ -223,7 +233,7 @@ def film_figure(cells: Sequence[Cell], task: Task) -> Figure | None:
     """Draw how the first sample of each cell came to be, from x_0 to the end; None if nothing was kept."""
     blocks = []
     for cell in cells:
-        if cell.shown is None or cell.shown.states is None or not shows_pictures(task):
+        if cell.shown is None or cell.shown.states is None or not shows_only_pictures(task):
             continue
         states = cell.shown.states  # (N, D)
         last = len(states) - 1

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tauflow import files
 from tauflow.errors import TauflowError
+from tauflow.evaluation.hooks import Table
 from tauflow.evaluation.kinds import check_kinds
 
 Factor = str | int | float
@@ -48,6 +49,7 @@ CELL: dict[str, Any] = {
     "kind": Literal["", "failed", "skipped"] | None,
     "shown": dict[str, object] | None,
     "items": dict[str, list[Number]] | None,
+    "table": dict[str, list[str | bool | Number]] | None,
 }
 NUMBERED: dict[str, Any] = dict.fromkeys(("nfe", "seed", "guidance"), float | None)  # factors
 RECORD: dict[str, Any] = {"metric": str, "numbers": list[Number], "factors": dict[str, Factor]}
@@ -109,6 +111,7 @@ class Cell:
     problem: str = ""
     kind: Literal["", "failed", "skipped"] = ""  # of the problem
     items: dict[str, list[float]] = field(default_factory=dict)  # metric: its number on each real item
+    table: Table = field(default_factory=dict)  # what the task knows of each sample, in columns
 
 
 @dataclass
@@ -205,6 +208,8 @@ def _cell_text(cell: Cell) -> str:
         entry["shown"] = {"tokens": cell.shown.tokens, "condition": cell.shown.condition}
     if cell.items:
         entry["items"] = cell.items
+    if cell.table:
+        entry["table"] = cell.table
     lines = []
     for record in cell.records:
         extra = {name: value for name, value in record.factors.items() if cell.factors.get(name) != value}
@@ -257,7 +262,15 @@ def _cell_from(entry: dict[str, Any], place: str) -> Cell:
         entry.get("problem") or "",
         entry.get("kind") or "",
         {name: [number(each) for each in values] for name, values in (entry.get("items") or {}).items()},
+        _table_from(entry.get("table") or {}, place),
     )
+
+
+def _table_from(columns: dict[str, list[Any]], place: str) -> Table:
+    """Return the columns of a table, in which a number that a sample does not have is null."""
+    if len({len(values) for values in columns.values()}) > 1:
+        raise ValueError(f"{place}: the columns of its table are of different lengths")
+    return {name: [math.nan if each is None else each for each in values] for name, values in columns.items()}
 
 
 def number(value: float | str | None) -> float:

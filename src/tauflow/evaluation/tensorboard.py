@@ -13,9 +13,16 @@ from torch import tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from tauflow import files
+from tauflow.evaluation.distributions import properties_figure
 from tauflow.evaluation.figures import evolution, quality_figure
 from tauflow.evaluation.measure import DETAILS
-from tauflow.evaluation.pictures import film_figure, headline, samples_figure, samples_of
+from tauflow.evaluation.pictures import (
+    film_figure,
+    headline,
+    samples_figure,
+    samples_of,
+    shows_only_pictures,
+)
 from tauflow.evaluation.store import REAL, Cell, Results
 from tauflow.evaluation.tables import to_markdown
 from tauflow.evaluation.views import Frame, View, cell_name
@@ -51,13 +58,14 @@ def write_cells(writer: SummaryWriter, cells: list[Cell], results: Results, task
 
 
 def write_samples(writer: SummaryWriter, cell: Cell, results: Results, task: Task, step: int) -> None:
-    """Write the kept samples of a cell, as text or pictures, and how the first one came to be."""
+    """Write the kept samples of a cell, as text, pictures or both, and how the first one came to be."""
     nfe = cell.factors["nfe"]
     pictures, film = samples_figure([cell], task), film_figure([cell], task)
     shown = samples_of(cell, task)
-    if pictures is not None:
-        writer.add_figure(f"samples/nfe_{nfe}", pictures, step)
-    elif len(shown):
+    texts = len(shown) > 0 and not shows_only_pictures(task)
+    if pictures is not None:  # a tag is of texts or of pictures
+        writer.add_figure(f"{'drawings' if texts else 'samples'}/nfe_{nfe}", pictures, step)
+    if texts:
         text = "\n\n".join([headline(cell, results), *shown])
         writer.add_text(f"samples/nfe_{nfe}", "\n".join(f"    {line}" for line in text.splitlines()), step)
     if film is not None:
@@ -68,12 +76,15 @@ def write_samples(writer: SummaryWriter, cell: Cell, results: Results, task: Tas
         writer.add_figure(f"evolution/nfe_{nfe}", evolution(cell.shown.states, task.num_tokens, title), step)
 
 
-def write_figures(writer: SummaryWriter, results: Results, step: int) -> None:
-    """Write each metric against NFE as a figure with all samplers."""
+def write_figures(writer: SummaryWriter, results: Results, task: Task, step: int) -> None:
+    """Write each metric against NFE as a figure with all samplers, and the numbers that samples have."""
     frame = Frame(results, VIEW)
     for metric in frame.metrics():
         if frame.xs("", metric):
             writer.add_figure(f"{metric}_vs_nfe", quality_figure(frame, metric), step)
+    properties = properties_figure(results, task)
+    if properties is not None:
+        writer.add_figure("properties", properties, step)
 
 
 def replace_curves(folder: Path, cells: list[Cell], results: Results) -> None:
@@ -97,7 +108,7 @@ def write_grid(results: Results, folder: Path, task: Task, step: int) -> None:
     for path in folder.glob("**/events.out.tfevents.*"):
         path.unlink()
     with SummaryWriter(str(folder)) as writer:
-        write_figures(writer, results, step)
+        write_figures(writer, results, task, step)
         writer.add_text("table", to_markdown(results), step)
     for row, cells in rows_of(results).items():
         with SummaryWriter(str(folder / row)) as writer:

@@ -9,6 +9,13 @@ from tauflow.studies.image_orders import ImageOrders
 from tauflow.studies.image_schedules import ImageSchedules
 from tauflow.studies.images import Images
 from tauflow.studies.models import Ablation, Countdown, Epsilon, Text
+from tauflow.studies.molecules import (
+    MoleculeProperties,
+    Molecules,
+    MoleculeScaffolds,
+    MoleculeTemperatures,
+    Moses,
+)
 from tauflow.studies.observed import Hamming, Positivity, Proxies
 from tauflow.studies.runtime import Runtime
 from tauflow.studies.text_to_image import Guidance, TextToImage
@@ -20,5 +27,6 @@ STUDIES: dict[str, type[Study]] = {
         *(Countdown, Ablation, Epsilon, Positivity, Hamming, Proxies, Runtime, Order, Local, Kl, Schedules),
         *(Text, Tuning, Tuned, Joints, Laws, Dependence, Images, ImageSchedules, ImageOrders),
         *(Guidance, TextToImage),
+        *(Molecules, Moses, MoleculeTemperatures, MoleculeScaffolds, MoleculeProperties),
     )
 }

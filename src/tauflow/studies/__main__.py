@@ -46,7 +46,7 @@ GENEVAL = "geneval"  # scores pictures that are there already, and has flags of 
 
 def parser() -> argparse.ArgumentParser:
     def lines(name: str, text: str) -> str:
-        return textwrap.fill(text, 110, initial_indent=f"  {name:<16}", subsequent_indent=" " * 18)
+        return textwrap.fill(text, 110, initial_indent=f"  {name:<22}", subsequent_indent=" " * 24)
 
     questions = {name: question(study) for name, study in STUDIES.items()}
     questions[GENEVAL] = " ".join((GenEval.__doc__ or "").split())
@@ -64,7 +64,10 @@ def parser() -> argparse.ArgumentParser:
     add("--samplers", type=specs, metavar="SPECS", help="specs such as 'euler,tr_cie(grid=tau)', or sets")
     add("--nll_items", type=int, metavar="N", help="of pictures: real items whose nll is measured; 0: none")
     add(
-        "--guidance", type=weights, metavar="WEIGHTS", help="of captions: weights of guidance such as 1,1.5,2"
+        "--guidance",
+        type=weights,
+        metavar="WEIGHTS",
+        help="of conditions: weights of guidance such as 1,1.5,2",
     )
     add("--batch_size", type=int, metavar="N", help="samples drawn together (default 32)")
     add(
@@ -76,7 +79,8 @@ def parser() -> argparse.ArgumentParser:
         help="models to study instead of the shipped ones",
     )
     add("--data", action="append", default=[], metavar="KEY=VALUE", help=DATA)
-    add("--judge", type=word, metavar="NAMES", help="of text: ngram, smollm2, a causal model of transformers")
+    judges = "of text: ngram, smollm2, a causal model of transformers; of molecules: fcd, diversity, moses"
+    add("--judge", type=word, metavar="NAMES", help=judges)
     add("--smoke", action="store_true", help="tiny sizes: to see that it works")
     add("--no_progress", action="store_true", help="no progress bar")
     return found
