@@ -17,7 +17,9 @@ from tauflow.tasks import npz
 from tauflow.tasks.sequences.table import CHUNK, digest
 from tauflow.tasks.text.faults import first_line
 
-OWN = ("unigrams", "lengths", "digests", "validation", "conditions")
+OWN = ("unigrams", "lengths", "validation", "conditions")
+GAPS = "gaps"  # between the digests, in a file: small numbers, which compress well
+DROPPED_BITS = np.uint64(32)  # of a digest of 64: a new string passes for known with probability M / 2**32
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,9 @@ class SequenceStatistics:
 
     unigrams: np.ndarray  # (V,) shares of the training tokens, float64
     lengths: np.ndarray  # (D + 1,) shares of the lengths of training strings, float64
-    digests: np.ndarray  # (M,) sorted, of the distinct training strings, uint64
     validation: np.ndarray  # (N, D) validation strings, the reference of every table
     conditions: np.ndarray  # (N, C) and their conditions
+    digests: np.ndarray  # (M,) sorted, 32 bits of each training string, uint32
     extra: Mapping[str, np.ndarray] = field(default_factory=dict)  # of a task that has more to say
 
     @classmethod
@@ -50,7 +52,7 @@ class SequenceStatistics:
         tokens = validation["tokens"]
         conditions = validation.get("condition", np.zeros((len(tokens), 0), dtype=np.int32))
         laws = unigrams / unigrams.sum(), lengths / lengths.sum()
-        return cls(*laws, np.asarray(digests), tokens, conditions, extra)
+        return cls(*laws, tokens, conditions, np.unique(_shortened(np.asarray(digests))), extra)
 
     def columns(self) -> dict[str, np.ndarray]:
         """Return the validation items as columns."""
@@ -59,13 +61,14 @@ class SequenceStatistics:
 
     def known(self, texts: Sequence[str]) -> np.ndarray:
         """Return which strings (B,) are among the training strings."""
-        found = np.array([digest(text) for text in texts], dtype=np.uint64)
+        found = _shortened(np.array([digest(text) for text in texts], dtype=np.uint64))
         place = np.searchsorted(self.digests, found).clip(max=len(self.digests) - 1)
         return self.digests[place] == found
 
     def save(self, path: Path) -> None:
         buffer = io.BytesIO()
         arrays = {name: getattr(self, name) for name in OWN} | dict(self.extra)
+        arrays[GAPS] = np.diff(self.digests, prepend=np.uint32(0))
         np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # of numpy's stub
         with files.atomic(path) as file:
             file.write(buffer.getvalue())
@@ -78,7 +81,10 @@ class SequenceStatistics:
         try:
             saved = npz.read(path)
             own = {name: saved.pop(name) for name in OWN}
-            found = cls(**own, extra=saved)
+            digests = saved.pop(GAPS).cumsum(dtype=np.uint64)
+            found = cls(**own, digests=digests.astype(np.uint32), extra=saved)
+            if not np.array_equal(found.digests, np.unique(digests)):
+                raise ValueError(f"{GAPS} lead to no digests")
             found._refuse_unfit(num_tokens, length, conditions)
         except Exception as error:  # zipfile and numpy raise many kinds
             raise SettingsError(
@@ -94,12 +100,17 @@ class SequenceStatistics:
         ):
             if law.shape != (size,) or law.dtype != np.float64 or not (law >= 0).all():
                 raise ValueError(f"{name} is no law of {size} values")
-        if self.digests.ndim != 1 or self.digests.dtype != np.uint64 or not len(self.digests):
+        if self.digests.ndim != 1 or self.digests.dtype != np.uint32 or not len(self.digests):
             raise ValueError("digests holds no digests")
         _refuse_outside("validation", self.validation, (num_tokens,) * length)
         _refuse_outside("conditions", self.conditions, conditions, DROPPED)
         if not len(self.validation) or len(self.conditions) != len(self.validation):
             raise ValueError("validation and conditions have different rows, or none")
+
+
+def _shortened(digests: np.ndarray) -> np.ndarray:
+    """Return the first bits of digests (M,), uint32."""
+    return (digests >> DROPPED_BITS).astype(np.uint32)
 
 
 def _refuse_outside(name: str, rows: np.ndarray, sizes: tuple[int, ...], least: int = 0) -> None:
