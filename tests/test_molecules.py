@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -98,6 +99,7 @@ def test_a_share_of_the_molecules(data, task):
         ("CCO\nc1ccc(\nCC\n", {}, r"line 2 of .*: RDKit knows no molecule 'c1ccc\('; fix or remove it"),
         ("CCO\nCC\n", {"representation": "graphs"}, "representation is smiles or selfies, not 'graphs'"),
         ("CCO\nCC\n", {"share": 0.0}, r"share in \(0, 1\] and bins from 2"),
+        ("CCO\nCC\n", {"share": 1e-9}, "--data.share 1e-09 leaves no molecule; raise it"),
         ("CCO\nCC\n", {"bins": 1}, "bins from 2 to 64, got 1.0 and 1"),
         ("CCO\nCC\n", {"judges": "fid"}, "no judge 'fid' of molecules; there are fcd, diversity, moses"),
         ("CCO\nCC\n", {"properties": "logp,colour"}, "some of logp, qed, sa, weight, .*no 'colour'"),
@@ -235,6 +237,17 @@ def test_selfies_are_molecules_whatever_they_say(data):
     assert written(ETHANOL, "selfies") == "[C][C][O]"
 
 
+def test_hydrogen_is_its_own_selfies(tmp_path):
+    pytest.importorskip("selfies")
+    (tmp_path / "mine.smi").write_text("\n".join(["[H][H]", *SMILES[:20]]))
+    files = {"files": str(tmp_path / "mine.smi"), "cache": str(tmp_path), "val_share": 0.2}
+    task = Molecules(**files, representation="selfies")
+    assert "[H][H]" in {*task.strings("train"), *task.strings("val")}
+    (tmp_path / "mine.smi").write_text("\n".join(["CCO", "C[Fe]$C"]))
+    with pytest.raises(SettingsError, match=r"line 2 of .* cannot be written as SELFIES"):
+        Molecules(**files, representation="selfies")
+
+
 # Properties in bins
 
 BINS = Bins(("logp", "qed"), ((1.0, 2.0), (0.5,)))
@@ -332,6 +345,28 @@ def test_the_judge_of_moses_says_what_moses_says(data):
     assert (scales["fcd_test"].higher_is_better, scales["intdiv"].higher_is_better) == (False, True)
     with pytest.raises(SettingsError, match="names no judge"):
         task.use_judges(",")
+
+
+@pytest.mark.parametrize("judge", ["fcd", "diversity", "moses"])
+def test_samples_without_a_molecule_are_not_judged(data, judge):
+    task = Molecules(**data)
+    task.use_judges(judge)
+    with pytest.warns(UserWarning, match=f"no sample is valid: {judge} cannot be measured"):
+        found = values(task, rows(task, BROKEN, ""))
+    assert math.isnan(found["fcd_test" if judge == "fcd" else "intdiv"][0])
+
+
+def test_novelty_of_moses_is_against_all_of_its_molecules(monkeypatch, tmp_path):
+    (tmp_path / "data.smi").write_text("\n".join(SMILES))
+    monkeypatch.setattr("tauflow.tasks.molecules.task.dataset", lambda split: tmp_path / "data.smi")
+    monkeypatch.setattr(Reference, "shipped", lambda split: None)
+    for share, there in ((1.0, True), (0.5, False)):
+        task = Molecules(cache=str(tmp_path), share=share)
+        with warnings.catch_warnings(record=True) as said:
+            task.use_judges("moses")
+        assert ("novelty" in task.sample_metrics()) is there
+        assert any("novelty is skipped" in str(each.message) for each in said) is not there
+        assert "novel" in task.sample_metrics()
 
 
 # What other programs and people see
@@ -454,6 +489,22 @@ def test_a_scaffold_is_kept(call):
 def test_what_cannot_be_sampled(call, words, message):
     code, _ = call(*words)
     assert str(code).startswith(message)
+
+
+def test_a_checkpoint_without_its_data_and_statistics(checkpoint, call, tmp_path):
+    """It draws bins, each equally often; judges that compare say what they need, the other one works."""
+    lonely = tmp_path / "lonely.ckpt"
+    lonely.write_bytes(checkpoint.read_bytes())
+    code, printed = call("--ckpt", lonely, "--num_samples", 4, "--judge", "diversity")
+    assert code == 0
+    assert "bins are drawn uniformly unless --condition names some" in " ".join(printed.split())
+    task = tauflow.load(lonely).task
+    conditions = task.sample_conditions(400)
+    assert torch.equal(task.sample_conditions(100, first=300), conditions[300:])
+    counts = (2 * conditions[:, 0] + conditions[:, 1]).bincount(minlength=4)
+    assert (counts - 100).abs().max() < 4 * math.sqrt(400 * 3 / 16)  # four standard deviations
+    code, _ = call("--ckpt", lonely, "--judge", "fcd")
+    assert str(code).startswith("error: --judge fcd needs real molecules: name them with --data files=")
 
 
 def test_a_checkpoint_knows_its_bins(checkpoint, asked):

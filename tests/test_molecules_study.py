@@ -11,8 +11,9 @@ from tauflow.evaluation.views import Frame
 from tauflow.moses import canonical
 from tauflow.studies import STUDIES
 from tauflow.studies.base import Settings
-from tauflow.studies.molecules import SCAFFOLDS, enough_table
+from tauflow.studies.molecules import SCAFFOLDS, chains_of, enough_table
 from tauflow.studies.moses_rows import MOSES, PUBLISHED
+from tauflow.tasks import Molecules
 
 FILE = ROOT / "tests" / "data" / "molecules.smi"
 TINY = Settings(samples=6, seeds=(0,), nfes=(2,), samplers=("auto",), batch_size=6)
@@ -110,7 +111,8 @@ def test_scaffolds_are_fixed_in_all_samples(run, monkeypatch):
 
     monkeypatch.setattr(models, "measure_cell", measured)
     _, results = run("molecule_scaffolds", samples=2)
-    assert [scaffold for scaffold, *_ in seen] == list(SCAFFOLDS)
+    assert [scaffold for scaffold, *_ in seen] == [text.format("_" * 10, "_" * 8) for text in SCAFFOLDS]
+    assert "masked: side chains of 10 and 8 tokens" in results.notes
     for scaffold, texts, valid in seen:
         ring = scaffold.lstrip("_").split("(")[0]
         assert all(ring in text for text, ok in zip(texts, valid, strict=True) if not ok)
@@ -120,7 +122,35 @@ def test_scaffolds_are_fixed_in_all_samples(run, monkeypatch):
 def test_scaffolds_without_blanks_are_molecules():
     """With every side chain a methyl group."""
     for text in SCAFFOLDS:
-        assert canonical(text.replace("__________", "C").replace("________", "C"))
+        assert canonical(text.format("C", "C"))
+
+
+def test_side_chains_are_shorter_in_a_vocabulary_with_merges(tmp_path, monkeypatch):
+    """A molecule takes half as many tokens or fewer, and so do the blanks; they have two at least."""
+    settings = {"files": str(FILE), "cache": str(tmp_path), "val_share": 0.2}
+    assert chains_of(Molecules(**settings)) == [10, 8]
+    task = Molecules(**settings, merges=120)
+    plain = Molecules(**settings).statistics.lengths
+    own = task.statistics.lengths
+    share = (own @ range(len(own))) / (plain @ range(len(plain)))
+    assert share < 0.6
+    first, second = chains_of(task)
+    assert first == pytest.approx(10 * share, abs=1)
+    assert second == pytest.approx(8 * share, abs=1)
+    monkeypatch.setattr("tauflow.studies.molecules.CHAINS", (10, 3))
+    assert chains_of(task) == [first, 2]
+    lost = Molecules(moses=False, length=44, token_names=task.token_names, merges=120)
+    with pytest.raises(SettingsError, match=r"with merges needs real molecules: name them with --data files"):
+        chains_of(lost)
+
+
+def test_scaffolds_that_do_not_fit_are_refused(checkpoint, monkeypatch):
+    study = STUDIES["molecule_scaffolds"](dataclasses.replace(TINY, checkpoints=(checkpoint,)))
+    monkeypatch.setattr("tauflow.studies.molecules.CHAINS", (30, 20))
+    with pytest.raises(
+        SettingsError, match=r"molecule_scaffolds has _+c1ccc\(_+\)cc1, but the text takes 60 t"
+    ):
+        study.cells()
 
 
 def test_evaluations_that_are_enough():

@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import os
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -86,6 +88,16 @@ def test_files_are_read_by_what_their_names_end_with(tmp_path):
             "line 2 of .*: no token covers 'X', character 2 of 'CXC'",
         ),
         ("a.txt", b"ab\n", {"tokens": "a*"}, "matches nothing at all"),
+        ("a.txt", b"ba\nbb\nab\nabb\nbba\n", {"tokens": "(?=a)|."}, "matches nothing at all in some string"),
+        (
+            "a.txt",
+            b"ba\nbb\nab\nabb\nbba\n",
+            {"tokens": "(?=a)|.", "merges": 9},
+            "matches nothing at all in some string",
+        ),
+        ("a.txt", b"a<pad>\nb\n", {"tokens": "<[a-z]+>|."}, "a token '<pad>', which is the name of the pad"),
+        ("a.txt", b"ab\nb\n", {"token_names": ["a", "b"]}, "a vocabulary begins with <pad>"),
+        ("a.txt", b"ab\nb\n", {"token_names": [PAD, "a", "b", "a"]}, "two tokens .* have one name"),
         ("a.txt", b"ab\n", {"tokens": "(a"}, "none of characters, smiles, amino_acids and no regular"),
         (
             "a.txt",
@@ -136,6 +148,7 @@ def test_strings_of_a_data_set(tmp_path):
 def test_rules_split_strings():
     smiles = Tokens((PAD, "Br", "C", "Cl", "[nH]", "c", "1", "%12", "="), pattern_of("smiles"))
     assert smiles.split("BrCCl") == ["Br", "C", "Cl"]
+    assert smiles.split("N->[Pt]<-N") == ["N", "-", ">", "[Pt]", "<", "-", "N"], "dative bonds"
     assert smiles.encode("c1[nH]%12=C") == [5, 6, 4, 7, 8, 2]
     assert Tokens((PAD, "ab", "c"), r"(a(b))|c").split("abc") == ["ab", "c"], "groups are no tokens"
     with pytest.raises(SettingsError, match=r"has no token 'F' \(it has Br C Cl"):
@@ -217,6 +230,19 @@ def test_a_damaged_cache_is_named(strings, tmp_path):
     (folder / "val.npy").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(SettingsError, match=r"are damaged .* remove that folder"):
         made(strings, tmp_path)
+
+
+def test_what_a_killed_build_left_is_removed_by_a_later_one(strings, tmp_path):
+    old, running = (tmp_path / "cache" / f".building.{name}" for name in ("old", "running"))
+    for folder in (old, running):
+        folder.mkdir(parents=True)
+        (folder / "train.npy").write_bytes(b"x")
+    long_ago = time.time() - 7 * 24 * 3600
+    for path in (old / "train.npy", old, running):  # of the running one a file still grows
+        os.utime(path, (long_ago, long_ago))
+    made(strings, tmp_path)
+    assert not old.exists()
+    assert running.exists()
 
 
 class Vowels(Sequences):
@@ -318,6 +344,12 @@ def test_padding_is_forbidden_before_what_is_known_and_before_a_length(strings, 
             task.allowed(length=length)
     with pytest.raises(SettingsError, match="the text takes 4 tokens, --length is 3"):
         task.allowed(task.infill("a__b"), 3)
+    at_the_end = task.infill("ab____")
+    assert task.allowed(at_the_end)[:, 0].tolist() == [False] * 6 + [True] * 2
+    with pytest.raises(SettingsError, match="the text takes 6 tokens, --length is 3"):
+        task.allowed(at_the_end, 3)
+    known = tauflow.Prompt(*at_the_end)  # made by hand, of tokens alone
+    assert task.allowed(known)[:, 0].tolist() == [False] * 2 + [True] * 6
     with pytest.raises(SettingsError, match="all samples of Countdown have one length; drop --length"):
         Countdown().allowed(length=4)
 
@@ -394,6 +426,30 @@ def test_samples_of_a_run_have_the_length_and_the_parts_that_were_asked_for(runs
     code, _ = call("--ckpt", checkpoint, *samplers, "--length", 8, "--out", "longest")
     assert code == 0
     assert {len(text) for text in shown(tmp_path / "longest", task)} == {8}
+
+
+def test_a_run_is_resumed_on_its_own_strings_only(strings, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    made(strings, tmp_path).begin_run(run)
+    before = (run / "statistics.npz").read_bytes()
+    moved = strings.rename(tmp_path / "moved.txt")
+    made(moved, tmp_path, val_items=8).begin_run(run)
+    moved.write_text("\n".join([*words()[1:], words()[0]]))
+    changed = made(moved, tmp_path)
+    assert changed.token_names == [PAD, *"abcdef"], "so only the strings tell them apart"
+    with pytest.raises(SettingsError, match="began with other strings than the data holds now; give it"):
+        changed.begin_run(run)
+    assert (run / "statistics.npz").read_bytes() == before
+
+
+def test_a_changed_file_stops_a_resumed_run(runs, tmp_path):
+    folder = shutil.copytree(runs["masked"].parent, tmp_path / "copy")
+    (folder / "strings.txt").write_text("\n".join(sorted(words(), reverse=True)))
+    resumed = ["--trainer.max_steps=3", f"--ckpt_path={folder}/version_0/last.ckpt"]
+    options = ["--model.source=masked", "--model.network.time=false", "--data.files=strings.txt"]
+    with pytest.raises(AssertionError, match="began with other strings"):
+        train_here(*TINY, *options, *resumed, f"--trainer.default_root_dir={folder}", cwd=folder)
 
 
 def test_what_cannot_be_asked_for_is_refused(runs, call):
@@ -474,3 +530,37 @@ def test_merges_make_strings_shorter_and_never_cut_a_token(tmp_path):
 def test_merges_must_be_more_than_the_tokens(strings, tmp_path, merges):
     with pytest.raises(SettingsError, match=f"must be from 8 to 65535, got {merges}"):
         made(strings, tmp_path, merges=merges)
+
+
+def rebuilt(task):
+    """Return the task as a checkpoint would describe it."""
+    names = ("token_names", "tokens", "merges", "length")
+    return Sequences.rebuilt({name: getattr(task, name) for name in names}, {})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "strings", "merges"),
+    [
+        ("characters", [f"{word}<pad>" for word in words(40)], 30),  # a merge spells the padding
+        ("^aa|a|.", ["aab", "baa", "aabaa", "caa", "aacaa", "bbaac"] * 3, 8),  # aa is a token, and a merge
+        ("(?<=b)a|b|c", ["ba", "bcba", "cba", "bac", "bacba"] * 3, 6),  # no a is found alone
+    ],
+)
+@pytest.mark.filterwarnings("ignore:--data.merges is")
+def test_a_vocabulary_with_merges_can_be_rebuilt(tmp_path, tokens, strings, merges):
+    path = tmp_path / "a.txt"
+    path.write_text("\n".join(strings))
+    task = made(path, tmp_path, tokens=tokens, merges=merges, val_share=0.4)
+    again = rebuilt(task)
+    for text in strings:
+        assert again.vocabulary.text(again.vocabulary.encode(text)) == text
+    assert sorted([*task.strings("train"), *task.strings("val")]) == sorted(strings)
+
+
+def test_fewer_merges_than_asked_for_are_said(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("ab\nabab\nb\na\nba\n" * 5)
+    for _ in range(2):  # built, then from the cache
+        with pytest.warns(UserWarning, match=r"--data\.merges is 500, but the strings give \d+ tokens only"):
+            task = made(path, tmp_path, merges=500, val_share=0.4)
+    assert 3 < task.num_tokens < 10

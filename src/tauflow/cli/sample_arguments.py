@@ -197,7 +197,10 @@ def add_model_arguments(group: Any) -> None:
         help="checkpoint; by default the best of the newest run, or a shipped one",
     )
     group.add_argument(
-        "--task", type=given, metavar="NAME", help="the shipped model of a task: countdown, fashion"
+        "--task",
+        type=given,
+        metavar="NAME",
+        help="the shipped model of a task, such as countdown, fashion, scenes",
     )
     group.add_argument(
         "--pretrained",

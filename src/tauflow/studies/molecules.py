@@ -4,7 +4,7 @@ import dataclasses
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from tauflow import files, tasks
 from tauflow.errors import SettingsError
@@ -17,6 +17,8 @@ from tauflow.evaluation.views import Frame, View
 from tauflow.samplers import Prompt, Sampler, sampler_from
 from tauflow.studies.models import OnModels, Subject
 from tauflow.studies.moses_rows import MOSES, PUBLISHED, SOURCE
+from tauflow.tasks.sequences.metrics import lengths_of
+from tauflow.tasks.sequences.tokens import PATTERNS, splitter
 from tauflow.train import Trained
 
 NEEDS = "one or two checkpoints of molecules, as `python train.py -c configs/molecules.yaml` makes them"
@@ -24,14 +26,10 @@ CEILING = 256  # evaluations of the ceiling from noise; from masks one for each 
 ENOUGH = 0.95  # of the validity of the ceiling
 PICTURED = 8  # the budget whose molecules are drawn
 PICTURES = 10  # of a row
-SCAFFOLDS = (
-    "__________c1ccc(________)cc1",
-    "__________c1ccc(________)nc1",
-    "__________N1CCN(________)CC1",
-    "__________c1csc(________)n1",
-    "__________C1CCN(________)CC1",
-)
-"""Ring systems with blanks for side chains; all that follows is open too."""
+SHORTEST = 2  # underscores of a blank
+CHAINS = (10, 8)  # tokens of the side chains of a scaffold, in plain SMILES
+SCAFFOLDS = ("{}c1ccc({})cc1", "{}c1ccc({})nc1", "{}N1CCN({})CC1", "{}c1csc({})n1", "{}C1CCN({})CC1")
+"""Ring systems with places of two side chains; all that follows is open too."""
 
 
 class OnMolecules(OnModels):
@@ -225,7 +223,8 @@ class MoleculeProperties(OnMolecules):
 class MoleculeScaffolds(OnMolecules):
     """How well a ring system is completed at few evaluations: its atoms are fixed, its side chains and all
     that follows are open. Validity, the share of distinct molecules and their internal diversity, over five
-    ring systems. Needs --ckpt."""
+    ring systems. The side chains have 10 and 8 tokens of plain SMILES, fewer of a vocabulary with merges.
+    Needs --ckpt."""
 
     nfes = (8,)
     samples = 500
@@ -233,8 +232,22 @@ class MoleculeScaffolds(OnMolecules):
     shown = ("valid", "unique", "novel", "intdiv")
 
     def cells(self) -> list[Factors]:
+        scaffolds = {str(each.factors["source"]): self.scaffolds(each) for each in self.subjects}
         cells = [cell for cell in super().cells() if cell["sampler"] != REAL]
-        return [cell | {"scaffold": text} for cell in cells for text in SCAFFOLDS]
+        return [cell | {"scaffold": text} for cell in cells for text in scaffolds[str(cell["source"])]]
+
+    def scaffolds(self, subject: Subject) -> list[str]:
+        """Return the ring systems with blanks for a model; refuse one that cannot hold them."""
+        task = cast(tasks.Molecules, task_of(subject.trained))
+        sizes = chains_of(task)
+        self.notes.append(f"{subject.factors['source']}: side chains of {sizes[0]} and {sizes[1]} tokens")
+        found = [text.format(*("_" * size for size in sizes)) for text in SCAFFOLDS]
+        for text in found:
+            try:
+                task.infill(text)
+            except SettingsError as error:
+                raise SettingsError(f"the study {self.name} has {text}, but {error}") from None
+        return found
 
     def sampled(self, trained: Trained, sampler: Sampler, factors: Factors) -> Cell:
         allowed = task_of(trained).allowed(self.prompt(trained, factors))
@@ -251,3 +264,13 @@ class MoleculeScaffolds(OnMolecules):
     def prompt(self, trained: Trained, factors: Factors) -> Prompt:
         """Return what is known of the molecules of a cell."""
         return task_of(trained).infill(str(factors["scaffold"]))
+
+
+def chains_of(task: tasks.Molecules) -> list[int]:
+    """Return how many tokens of a vocabulary the side chains take, from how many a molecule takes."""
+    if task.tokens == "smiles" and task.merges is None:
+        return list(CHAINS)
+    tokens = task.real_tokens("the length of side chains in a vocabulary with merges")
+    plain = sum(len(splitter(PATTERNS["smiles"])(text)) for text in task.texts(tokens))
+    share = float(lengths_of(tokens).sum()) / plain
+    return [max(SHORTEST, round(size * share)) for size in CHAINS]

@@ -3,14 +3,17 @@
 import hashlib
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tauflow.errors import WriteError
 
 T = TypeVar("T")
+BUILDING = ".building."  # begins the names of folders that are not complete
+ABANDONED = 24 * 3600  # seconds without a change after which such a folder is of a build that was killed
 
 
 def key_of(*facts: Any) -> str:
@@ -22,12 +25,14 @@ def key_of(*facts: Any) -> str:
 def building(folder: Path, what: str) -> Iterator[Path]:
     """Give a new folder that takes the name only when it is complete, unless another process was faster.
 
-    An interrupted build leaves nothing that is taken for a cache. `what` tells a WriteError what is cached.
+    An interrupted build leaves nothing that is taken for a cache; what a killed one leaves is removed by a
+    later build. `what` tells a WriteError what is cached.
     """
     new: Path | None = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building."))
+        _remove_abandoned(folder.parent)
+        new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=BUILDING))
         yield new
         new.rename(folder)  # fails where the folder is there already
     except OSError as error:
@@ -42,6 +47,15 @@ def building(folder: Path, what: str) -> Iterator[Path]:
     finally:
         if new:
             shutil.rmtree(new, ignore_errors=True)
+
+
+def _remove_abandoned(root: Path) -> None:
+    """Drop the folders of builds that were killed; those of running builds have changed lately."""
+    for folder in root.glob(f"{BUILDING}*"):
+        with suppress(OSError):  # another process removes it too, or completes it
+            changed = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+            if changed < time.time() - ABANDONED:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def tracked(items: Iterable[T], description: str, progress: bool) -> Iterable[T]:

@@ -12,6 +12,19 @@ Encode = Callable[[str], list[int]]  # text to tokens; refuses what the vocabula
 BLANK = re.compile(r"(_{2,})")
 
 
+class Written(Prompt):
+    """A prompt of a text, which says how many places the text takes, a blank at its end included."""
+
+    places: int
+
+
+def places(prompt: Prompt) -> int:
+    """Return how many places a prompt takes: those of its text, or else those up to the last known one."""
+    if isinstance(prompt, Written):
+        return prompt.places
+    return 1 + max(prompt.known.nonzero().flatten().tolist(), default=-1)
+
+
 def beginning(text: str, encode: Encode, length: int) -> Prompt:
     """Return the text that every sample of `length` tokens begins with."""
     return _known([encode(text)], length)
@@ -49,4 +62,6 @@ def _known(parts: list[list[int] | int], length: int) -> Prompt:
         ids = [0] * part if isinstance(part, int) else part
         tokens += ids
         known += [not isinstance(part, int)] * len(ids)
-    return Prompt(torch.tensor(tokens), torch.tensor(known))
+    prompt = Written(torch.tensor(tokens), torch.tensor(known))
+    prompt.places = taken
+    return prompt

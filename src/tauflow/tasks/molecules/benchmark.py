@@ -21,6 +21,7 @@ from tauflow.moses import Filters, Reference, moses_metrics
 from tauflow.moses.chemistry import canonical, molecules
 from tauflow.moses.chemnet import features, frechet, moments
 from tauflow.moses.fingerprints import Fingerprints
+from tauflow.ranks import rank
 from tauflow.tasks.metrics import SampleMetric, joined
 
 JudgeName = Literal["fcd", "diversity", "moses"]
@@ -89,6 +90,7 @@ class Judge:
         yardstick: Yardstick,
         device: torch.device | str = "cpu",
     ):
+        self._name = name
         self._judge = {"fcd": self._fcd, "diversity": self._diversity, "moses": self._moses}[name]
         self._texts = texts
         self._yardstick = yardstick
@@ -98,7 +100,10 @@ class Judge:
     def __call__(self, tokens: Tensor) -> Scores:
         """Return the metrics of samples (N, D)."""
         if self._last is None or not torch.equal(self._last[0], tokens):
-            self._last = tokens, self._judge(self._texts(tokens))
+            texts = self._texts(tokens)
+            if not any(map(canonical, texts)) and rank() == 0:
+                warnings.warn(f"no sample is valid: {self._name} cannot be measured", stacklevel=2)
+            self._last = tokens, self._judge(texts)
         return self._last[1]
 
     def _fcd(self, texts: Sequence[str]) -> Scores:

@@ -3,6 +3,7 @@
 Shapes: B samples, D tokens, C properties that are asked for.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -130,8 +131,14 @@ class Molecules(Sequences):
     @property
     def alone(self) -> str:  # type: ignore[override]  # as in the base class
         """Say why a checkpoint without its data and statistics.npz can be measured in part only."""
-        if self._saved or not self._from_moses:
-            return super().alone
+        found = self._without_moses if self._from_moses and not self._saved else super().alone
+        if not found or not self.conditions:
+            return found
+        return f"bins are drawn uniformly unless --condition names some; {found}"
+
+    @property
+    def _without_moses(self) -> str:
+        """Say what is skipped where the data of MOSES is not installed."""
         try:
             dataset("train")
         except SettingsError as error:
@@ -171,7 +178,7 @@ class Molecules(Sequences):
 
     def _valid_strings(self, tokens: Tensor) -> list[str]:
         """Return the same as the data writes them."""
-        return [written(smiles, self.representation) for smiles in self.valid(tokens)]
+        return [written(smiles, self.representation) or smiles for smiles in self.valid(tokens)]
 
     def show(self, tokens: Tensor, condition: Tensor | None = None) -> list[str]:
         """Return numbered SMILES; a cross stands after what is no molecule, `·` for padding inside."""
@@ -206,6 +213,14 @@ class Molecules(Sequences):
             return super().condition(text)
         return torch.tensor(self._bins.read(text))
 
+    def sample_conditions(self, count: int, first: int = 0) -> Tensor | None:
+        """Return those of validation items; without any, bins at random: molecules are equally in each."""
+        if not self.conditions or not self.alone:
+            return super().sample_conditions(count, first)
+        draws = (np.random.Philox(seed_of("bins", number)) for number in range(first, first + count))
+        rows = [np.random.Generator(each).integers(self.conditions) for each in draws]
+        return torch.from_numpy(np.array(rows, np.int64).reshape(-1, len(self.conditions)))
+
     # Metrics
 
     @property
@@ -219,21 +234,35 @@ class Molecules(Sequences):
             raise SettingsError("--judge names no judge; there are fcd, diversity and moses")
         if "fcd" in judges_of(names) or "moses" in judges_of(names):
             _ = self._yardstick.test  # what is missing is refused now
+        if "moses" in judges_of(names) and self._part_of_moses:
+            warnings.warn("novelty is skipped: that of MOSES is against all of its molecules", stacklevel=2)
 
     @cached_property
     def _yardstick(self) -> Yardstick:
-        if self.alone and not self._from_moses:
-            raise SettingsError(self.alone)
-        known = None if self.alone else self._known
+        known = None if self.alone or self._part_of_moses else self._known
         return Yardstick(self._from_moses, self._real_smiles, known)
 
+    @property
+    def _part_of_moses(self) -> bool:
+        """Return whether the training molecules are some of those of MOSES."""
+        return self._from_moses and self.share < 1
+
     def _known(self, smiles: str) -> bool:
-        return bool(self.statistics.known([written(smiles, self.representation)])[0])
+        text = written(smiles, self.representation)
+        return text is not None and bool(self.statistics.known([text])[0])
 
     def _real_smiles(self) -> list[str]:
         """Return validation molecules."""
-        tokens = torch.from_numpy(self.statistics.validation.astype(np.int64))
-        return self.valid(tokens)
+        return self.valid(self.real_tokens(f"--judge {self.judges}"))
+
+    def real_tokens(self, user: str) -> Tensor:
+        """Return validation molecules (N, D); where there are none, say that the user of them needs some."""
+        if self.alone:
+            raise SettingsError(
+                f"{user} needs real molecules: name them with --data files=..., or put the run's "
+                f"{STATISTICS} beside the checkpoint"
+            )
+        return torch.from_numpy(self.statistics.validation.astype(np.int64))
 
     def _judged(self) -> dict[str, Metric | MetricCollection]:
         """Return the metrics of the judges."""

@@ -15,14 +15,14 @@ Representation = Literal["smiles", "selfies"]
 SELFIES = r"\[[^\]]*\]|\."  # a symbol, or the dot between two molecules
 
 
-def written(smiles: str, representation: Representation) -> str:
-    """Return a molecule in a representation; SMILES that SELFIES cannot express stay what they are."""
+def written(smiles: str, representation: Representation) -> str | None:
+    """Return a molecule in a representation; None where SELFIES cannot express it."""
     if representation == "smiles":
         return smiles
     try:
         return needed("selfies").encoder(smiles)
     except needed("selfies").EncoderError:
-        return smiles
+        return None
 
 
 def smiles_of(text: str, representation: Representation) -> str:
@@ -55,10 +55,14 @@ class MoleculeSource(Source):
     seed: int = 0
 
     def entries(self) -> Iterator[Entry]:
+        empty = True
         for entry in self.source.entries():
             key = f"share of {entry.text}"  # whether it is for validation is another question
             if self.share == 1 or in_validation(key, self.share, self.seed):
+                empty = False
                 yield entry._replace(text=self._written(entry))
+        if empty and self.share < 1:
+            raise SettingsError(f"--data.share {self.share:g} leaves no molecule; raise it")
 
     def digest(self) -> str:
         return f"{self.source.digest()} {self.representation} {self.trusted} {self.share} {self.seed}"
@@ -70,7 +74,7 @@ class MoleculeSource(Source):
                 f"{entry.where}: RDKit knows no molecule {entry.text[:80]!r}; fix or remove it"
             )
         text = written(smiles, self.representation)
-        if text == smiles and self.representation == "selfies":
+        if text is None:
             raise SettingsError(
                 f"{entry.where}: {smiles[:80]!r} cannot be written as SELFIES; remove it, or train with "
                 "--data.representation smiles"

@@ -11,7 +11,10 @@ FIRST = 0xF0000  # private characters from here on: each stands for a token
 
 
 def learned(strings: Iterable[Sequence[str]], names: Sequence[str], size: int) -> list[str]:
-    """Return `size` names: single tokens and the merges of them that the strings, lists of tokens, have."""
+    """Return `size` names: single tokens and the merges of them that the strings, lists of tokens, have.
+
+    There are fewer if the strings have no more, and two of them may be the same: "aa" as a token, and merged.
+    """
     from tokenizers import Tokenizer, models, trainers
 
     signs = {name: chr(FIRST + number) for number, name in enumerate(names)}
@@ -28,7 +31,8 @@ def joiner(
     names: Sequence[str], split: Callable[[str], list[str]]
 ) -> Callable[[list[str]], list[str]] | None:
     """Return what joins the tokens of a string to the longest names; None if all are single tokens."""
-    parts = [split(name) for name in names]
+    # a rule may look at what stands around a token, and not find it alone
+    parts = [found if "".join(found := split(name)) == name else [name] for name in names]
     if all(len(each) < 2 for each in parts):
         return None
     signs = {

@@ -3,6 +3,7 @@
 Shapes: N validation strings, M training strings, D tokens, V tokens of the vocabulary, C columns of labels.
 """
 
+import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from tauflow.tasks.text.faults import first_line
 
 OWN = ("unigrams", "lengths", "validation", "conditions")
 GAPS = "gaps"  # between the digests, in a file: small numbers, which compress well
+STRINGS = "strings"  # the digest of all of them
 DROPPED_BITS = np.uint64(32)  # of a digest of 64: a new string passes for known with probability M / 2**32
 
 
@@ -32,6 +34,7 @@ class SequenceStatistics:
     conditions: np.ndarray  # (N, C) and their conditions
     digests: np.ndarray  # (M,) sorted, 32 bits of each training string, uint32
     extra: Mapping[str, np.ndarray] = field(default_factory=dict)  # of a task that has more to say
+    strings: str = ""  # digest of all strings; files of earlier versions have none
 
     @classmethod
     def of(
@@ -41,6 +44,7 @@ class SequenceStatistics:
         validation: Mapping[str, np.ndarray],
         num_tokens: int,
         extra: Mapping[str, np.ndarray],
+        strings: str,
     ) -> "SequenceStatistics":
         """Count training rows (M, D); `validation` has the columns of the validation items."""
         unigrams = np.zeros(num_tokens, dtype=np.int64)
@@ -52,7 +56,7 @@ class SequenceStatistics:
         tokens = validation["tokens"]
         conditions = validation.get("condition", np.zeros((len(tokens), 0), dtype=np.int32))
         laws = unigrams / unigrams.sum(), lengths / lengths.sum()
-        return cls(*laws, tokens, conditions, np.unique(_shortened(np.asarray(digests))), extra)
+        return cls(*laws, tokens, conditions, np.unique(_shortened(np.asarray(digests))), extra, strings)
 
     def columns(self) -> dict[str, np.ndarray]:
         """Return the validation items as columns."""
@@ -69,6 +73,7 @@ class SequenceStatistics:
         buffer = io.BytesIO()
         arrays = {name: getattr(self, name) for name in OWN} | dict(self.extra)
         arrays[GAPS] = np.diff(self.digests, prepend=np.uint32(0))
+        arrays[STRINGS] = np.array(self.strings)
         np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # of numpy's stub
         with files.atomic(path) as file:
             file.write(buffer.getvalue())
@@ -82,7 +87,8 @@ class SequenceStatistics:
             saved = npz.read(path)
             own = {name: saved.pop(name) for name in OWN}
             digests = saved.pop(GAPS).cumsum(dtype=np.uint64)
-            found = cls(**own, digests=digests.astype(np.uint32), extra=saved)
+            strings = str(saved.pop(STRINGS, ""))
+            found = cls(**own, digests=digests.astype(np.uint32), extra=saved, strings=strings)
             if not np.array_equal(found.digests, np.unique(digests)):
                 raise ValueError(f"{GAPS} lead to no digests")
             found._refuse_unfit(num_tokens, length, conditions)
@@ -106,6 +112,16 @@ class SequenceStatistics:
         _refuse_outside("conditions", self.conditions, conditions, DROPPED)
         if not len(self.validation) or len(self.conditions) != len(self.validation):
             raise ValueError("validation and conditions have different rows, or none")
+
+
+def digest_of_rows(*tables: np.ndarray) -> str:
+    """Return what stands for all rows of tables (N, D), in their order."""
+    found = hashlib.blake2b(digest_size=12)
+    for rows in tables:
+        found.update(repr(rows.shape).encode())
+        for begin in range(0, len(rows), CHUNK):
+            found.update(rows[begin : begin + CHUNK].tobytes())
+    return found.hexdigest()
 
 
 def _shortened(digests: np.ndarray) -> np.ndarray:

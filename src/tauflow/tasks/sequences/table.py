@@ -224,7 +224,7 @@ def _build(new: Path, source: Source, val_source: Source | None, rules: Rules, p
         rules = replace(rules, names=_merged(source, val_source is None, rules, progress))
     builder = Builder(rules)
     builder.read(tracked(source.entries(), "tokenising", progress), place)
-    names = rules.names or (PAD, *sorted(builder.numbers))
+    names = Tokens(rules.names or (PAD, *sorted(builder.numbers)), rules.pattern).names
     numbers = np.arange(len(names), dtype=np.uint16)  # of the tokens, by those that the builder gave them
     if rules.names is None:
         order = {name: number for number, name in enumerate(names)}
@@ -250,13 +250,13 @@ def _merged(source: Source, shared: bool, rules: Rules, progress: bool) -> tuple
         builder.encode(entry)
         if len(strings) < MERGED and not (shared and in_validation(entry.text, rules.val_share, rules.seed)):
             strings.append(builder.split(entry.text))
-    names = sorted(builder.numbers)
+    names = Tokens((PAD, *sorted(builder.numbers)), rules.pattern).names[1:]
     if not len(names) + 1 < (rules.merges or 0) <= MOST_TOKENS:
         raise SettingsError(
             f"the strings have {len(names)} different tokens and padding; --data.merges, the tokens of a "
             f"vocabulary with merges, must be from {len(names) + 2} to {MOST_TOKENS}, got {rules.merges}"
         )
-    return (PAD, *learned(strings, names, (rules.merges or 0) - 1))
+    return tuple(dict.fromkeys((PAD, *learned(strings, names, (rules.merges or 0) - 1))))
 
 
 def _refuse_empty(train: Collected, val: Collected, rules: Rules, own_val: bool) -> None:

@@ -24,9 +24,9 @@ from tauflow.tasks.metrics import UnigramTotalVariation
 from tauflow.tasks.rows import Fixed, InMemory, Rows
 from tauflow.tasks.sequences.metrics import BrokenPadding, LengthTotalVariation, MeanLength, Novel, Unique
 from tauflow.tasks.sequences.sources import HubStrings, Source, StringFiles
-from tauflow.tasks.sequences.statistics import SequenceStatistics
+from tauflow.tasks.sequences.statistics import SequenceStatistics, digest_of_rows
 from tauflow.tasks.sequences.table import Rules, Strings, Table, TooLong, cached_labels, cached_table
-from tauflow.tasks.sequences.tokens import PAD, Tokens, pattern_of
+from tauflow.tasks.sequences.tokens import Tokens, fault_of, pattern_of
 from tauflow.tasks.text.corpus import Hub
 
 STATISTICS = "statistics.npz"  # beside the checkpoints of a run
@@ -127,8 +127,7 @@ class Sequences(Task):
         """Rebuild the task from a file that is not trusted: with its vocabulary, and without its data."""
         names = init_args.get("token_names")
         names = names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
-        fits = names[:1] == [PAD] and all(names) and len(set(names)) == len(names)
-        if not fits or type(init_args.get("length")) is not int:
+        if fault_of(names) or type(init_args.get("length")) is not int:
             raise CheckpointError("the checkpoint has no vocabulary: its data.token_names are no tokens")
         return super().rebuilt(init_args, data)
 
@@ -159,7 +158,15 @@ class Sequences(Task):
                 f"{found.skipped} of {total} strings have more than {self.length} tokens and are skipped",
                 stacklevel=2,
             )
+        if names is None and self.merges is not None and len(found.names) < self.merges:
+            reached = f"the strings give {len(found.names)} tokens only"
+            warnings.warn(f"--data.merges is {self.merges}, but {reached}", stacklevel=2)
         return found
+
+    @property
+    def _digest(self) -> str:
+        """Return what stands for all strings, wherever their files lie."""
+        return digest_of_rows(self._table.train, self._table.val)
 
     def strings(self, split: Literal["train", "val"]) -> Sequence[str]:
         """Return the strings of a split in their order, made when they are read."""
@@ -193,9 +200,16 @@ class Sequences(Task):
             self.train_data = Shuffled(Rows(self._columns("train")), self.seed, name="sequence order")
 
     def begin_run(self, folder: Path) -> None:
-        """Save the statistics that samples are measured against, so that a checkpoint needs no data."""
-        if not (folder / STATISTICS).exists():
-            self.statistics.save(folder / STATISTICS)
+        """Save the statistics of the strings; refuse a resumed run on other strings than it began with."""
+        path = folder / STATISTICS
+        if not path.exists():
+            return self.statistics.save(path)
+        saved = SequenceStatistics.load(path, self.num_tokens, self.shape[0], self.conditions).strings
+        if saved and saved != self._digest:
+            raise SettingsError(
+                f"the run in {folder} began with other strings than the data holds now; give it those, or "
+                "begin a new run without --ckpt_path"
+            )
 
     def unigrams(self) -> Tensor:
         """Return the law of the first UNIGRAM_ITEMS training strings, with one added to every count."""
@@ -216,7 +230,7 @@ class Sequences(Task):
             self.setup("validate")
         table, validation = self._table, self.val_data.columns()
         return SequenceStatistics.of(
-            table.train, table.digests, validation, self.num_tokens, self.extra_statistics()
+            table.train, table.digests, validation, self.num_tokens, self.extra_statistics(), self._digest
         )
 
     def extra_statistics(self) -> dict[str, np.ndarray]:
@@ -252,7 +266,7 @@ class Sequences(Task):
 
     def allowed(self, prompt: Prompt | None = None, length: int | None = None) -> Tensor | None:
         """Return no padding before what is known or a length, and padding alone from a length on."""
-        end = 0 if prompt is None else 1 + max(prompt.known.nonzero().flatten().tolist(), default=-1)
+        end = 0 if prompt is None else prompts.places(prompt)
         if length is not None and not 1 <= length <= self.shape[0]:
             raise SettingsError(f"--length must be from 1 to {self.shape[0]}, got {length}")
         if length is not None and end > length:

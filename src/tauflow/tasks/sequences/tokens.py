@@ -14,7 +14,7 @@ FOREIGN = "\N{REPLACEMENT CHARACTER}"  # stands for what is no data token, such 
 SHOWN = 40  # tokens of a vocabulary that a message lists
 PATTERNS = {
     "characters": r"(?s:.)",
-    "smiles": r"\[[^\]]*\]|Br|Cl|[BCNOPSFI]|[bcnops]|%\d\d|\d|[-=#$:/\\.()*~>]",
+    "smiles": r"\[[^\]]*\]|Br|Cl|[BCNOPSFI]|[bcnops]|%\d\d|\d|[-=#$:/\\.()*~<>]",
     "amino_acids": r"[A-Z]",
 }
 """Rules with a name."""
@@ -33,6 +33,19 @@ def pattern_of(rule: str) -> str:
     if empty:
         raise SettingsError(f"--data.tokens {rule!r} matches nothing at all, which is no token; use + for *")
     return pattern
+
+
+def fault_of(names: Sequence[str]) -> str:
+    """Return why names are no vocabulary, and what to do about it; "" if they are one."""
+    if names[:1] not in ([PAD], (PAD,)):
+        return f"a vocabulary begins with {PAD}, the padding; put it first in --data.token_names"
+    if PAD in names[1:]:
+        return f"the strings have a token {PAD!r}, which is the name of the padding; change --data.tokens"
+    if not all(names):
+        return "--data.tokens matches nothing at all in some string, which is no token; change it"
+    if len(set(names)) < len(names):
+        return "two tokens of the vocabulary have one name; drop one from --data.token_names"
+    return ""
 
 
 def splitter(pattern: str) -> Callable[[str], list[str]]:
@@ -66,6 +79,10 @@ class Tokens:
 
     names: tuple[str, ...]
     pattern: str
+
+    def __post_init__(self) -> None:
+        if fault := fault_of(self.names):
+            raise SettingsError(fault)
 
     @cached_property
     def found(self) -> Callable[[str], list[str]]:
