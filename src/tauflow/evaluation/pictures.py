@@ -121,8 +121,7 @@ def print_samples(cell: Cell, results: Results, task: Task) -> None:
     console = Console()
     console.print(headline(cell, results), markup=False, highlight=False, soft_wrap=True)
     if not isinstance(shown, np.ndarray):
-        short = all(len(text) <= console.width and "\n" not in text for text in shown)
-        print("\n".join(["", ("\n" if short else "\n\n").join(shown), ""]))
+        print("\n".join(["", "\n\n".join(shown), ""]))
         return
     shown = reduced(shown)
     cells = shown.shape[2] * (1 if console.is_terminal else 2)  # of a line that a picture takes
