@@ -66,6 +66,16 @@ def train_here(*args: str, cwd: Path) -> str:
     return printed.read()
 
 
+def sample_here(checkpoint: Path, capfd: pytest.CaptureFixture[str], *words: object) -> tuple[object, str]:
+    """Run sample.py's entry point in this process; return (exit code or message, what it printed)."""
+    from tauflow.cli.sample import sample
+
+    flags = ("--ckpt", checkpoint, "--nfe", 2, "--nll_items", 0, "--accelerator", "cpu", "--no_progress")
+    with pytest.raises(SystemExit) as stop:
+        sample([*map(str, (*flags, *words))])
+    return stop.value.code, capfd.readouterr().out
+
+
 def wait_for(path: Path, process: subprocess.Popen, seconds: float = 120) -> None:
     """Wait until a running command has written the file; fail if it ends before."""
     deadline = time.monotonic() + seconds

@@ -4,14 +4,14 @@ import csv
 import importlib.util
 import math
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, train_here
+from conftest import ROOT, sample_here, train_here
 
 import tauflow
-import tauflow.cli.sample
 from tauflow.errors import SettingsError
 from tauflow.evaluation.distributions import numbers_of, properties_figure, samples_csv
 from tauflow.evaluation.hooks import joined_tables
@@ -442,16 +442,8 @@ def test_a_run_shows_molecules(checkpoint):
 
 @pytest.fixture
 def call(checkpoint, tmp_path, monkeypatch, capfd):
-    """Runs sample.py's entry point in this process; returns (exit code or message, what it printed)."""
     monkeypatch.chdir(tmp_path)
-    flags = ("--ckpt", checkpoint, "--nfe", 2, "--nll_items", 0, "--accelerator", "cpu", "--no_progress")
-
-    def run(*words):
-        with pytest.raises(SystemExit) as stop:
-            tauflow.cli.sample.sample([*map(str, (*flags, *words))])
-        return stop.value.code, capfd.readouterr().out
-
-    return run
+    return partial(sample_here, checkpoint, capfd)
 
 
 def test_sample_writes_molecules_with_their_properties(call, tmp_path, checkpoint):

@@ -3,13 +3,13 @@
 import json
 import math
 import random
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, train_here
+from conftest import ROOT, sample_here, train_here
 
-import tauflow.cli.sample
 from tauflow.denoise import DROPPED
 from tauflow.errors import SettingsError
 from tauflow.evaluation.measure import measured, update
@@ -624,16 +624,8 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture
 def call(checkpoint, tmp_path, monkeypatch, capfd):
-    """Runs sample.py's entry point in this process; returns (exit code or message, what it printed)."""
     monkeypatch.chdir(tmp_path)
-    flags = ("--ckpt", checkpoint, "--nfe", 2, "--nll_items", 0, "--accelerator", "cpu", "--no_progress")
-
-    def run(*words):
-        with pytest.raises(SystemExit) as stop:
-            tauflow.cli.sample.sample([*map(str, (*flags, *words))])
-        return stop.value.code, capfd.readouterr().out
-
-    return run
+    return partial(sample_here, checkpoint, capfd)
 
 
 def test_a_caption_on_the_command_line(call, tmp_path):
