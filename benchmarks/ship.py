@@ -2,13 +2,16 @@
 
 python benchmarks/ship.py checkpoints/fashion/version_0 configs/fashion.yaml fashion
 python benchmarks/ship.py checkpoints/scenes/version_0 configs/scenes.yaml scenes
+python benchmarks/ship.py checkpoints/molecules/version_0 configs/molecules.yaml molecules
 
 writes NAME.ckpt, NAME.yaml and SHA256SUMS to checkpoints/shipped. Of a run that keeps real pictures,
 pictures.npz holds some, with the classes of validation pictures in turn, so that samples show all of them.
+Of a run that keeps statistics of strings, statistics.npz is theirs.
 """
 
 import argparse
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +22,7 @@ from tauflow.evaluation.reference import real_items
 from tauflow.files import digest, write
 from tauflow.tasks import Task
 from tauflow.tasks.images.items import Kept
+from tauflow.tasks.sequences.task import STATISTICS
 from tauflow.train import SHIPPED
 
 VALIDATION, REFERENCE = 160, 400  # pictures that are kept
@@ -62,6 +66,8 @@ def main() -> None:
     write(folder / f"{name}.yaml", head + arguments.config.read_text())
     if (arguments.run / "pictures.npz").exists():
         ship_pictures(arguments.run, trained.task, folder)
+    if (arguments.run / STATISTICS).exists():
+        shutil.copyfile(arguments.run / STATISTICS, folder / STATISTICS)
     files = sorted(path for path in folder.iterdir() if path.name != "SHA256SUMS")
     write(folder / "SHA256SUMS", "".join(f"{digest(path)}  {path.name}\n" for path in files))
     for path in files:

@@ -422,7 +422,8 @@ def checkpoint(folder, data):
     configs = ("molecules_properties", "smoke")
     flags = [part for name in configs for part in ("-c", f"{ROOT}/configs/{name}.yaml")]
     flags += [f"--data.{name}={value}" for name, value in data.items()]
-    flags += ["--data.share=1", "--data.bins=2", "--data.edges=null", "--trainer.max_steps=2"]
+    flags += ["--data.share=1", "--data.merges=null", "--data.bins=2", "--data.edges=null"]
+    flags += ["--trainer.max_steps=2"]
     flags += ["--evaluation.samplers=auto", "--evaluation.nfes=[2]", "--evaluation.nll_items=0"]
     train_here(*flags, "--trainer.accelerator=cpu", cwd=folder)
     (path,) = folder.rglob("last.ckpt")

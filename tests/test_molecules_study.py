@@ -24,7 +24,13 @@ def checkpoint(tmp_path_factory):
     """A model of two steps on 60 molecules, two of whose properties can be asked for."""
     folder = tmp_path_factory.mktemp("molecules")
     flags = [part for name in ("molecules", "smoke") for part in ("-c", f"{ROOT}/configs/{name}.yaml")]
-    flags += [f"--data.files={FILE}", "--data.length=44", "--data.val_share=0.2", "--data.bins=2"]
+    flags += [
+        f"--data.files={FILE}",
+        "--data.length=44",
+        "--data.merges=null",
+        "--data.val_share=0.2",
+        "--data.bins=2",
+    ]
     flags += ["--data.properties=logp,qed", "--trainer.max_steps=2", "--trainer.accelerator=cpu"]
     train_here(*flags, "--evaluation.every_n_validations=0", cwd=folder)
     (path,) = folder.rglob("last.ckpt")
