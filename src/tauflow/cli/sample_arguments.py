@@ -200,7 +200,7 @@ def add_model_arguments(group: Any) -> None:
         "--task",
         type=given,
         metavar="NAME",
-        help="the shipped model of a task, such as countdown, fashion, scenes",
+        help="the shipped model of a task, such as countdown, fashion, scenes, molecules",
     )
     group.add_argument(
         "--pretrained",
