@@ -101,6 +101,45 @@ def test_a_batch_in_parts_is_the_same():
     assert torch.equal(*found)
 
 
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_samples_may_be_allowed_different_tokens(batch_size):
+    """Tokens of each sample (B, D, V); the same as sets and their numbers; rows are those of each alone."""
+    free = model(PROCESSES[1])
+    may = torch.stack([some(seed) for seed in range(B)])
+    sets, numbers = may.flatten(0, 1).unique(dim=0, return_inverse=True)
+    kinds = free.allowing(may), free.allowing(numbers.view(B, D), sets=sets)
+    found = [tauflow.sample(each, "bridge", 6, count=B, batch_size=batch_size).tokens for each in kinds]
+    assert torch.equal(*found)
+    assert may.gather(2, found[0][..., None]).all()
+    x, t = PROCESSES[1].start((B, D)), torch.full((B,), 0.3)
+    together = kinds[1].denoiser.evaluate(x, t).dense()
+    for number in range(B):
+        alone = free.allowing(may[number]).denoiser.evaluate(x, t).dense()
+        assert torch.equal(together[number], alone[number])
+
+
+def test_sets_of_coordinates_are_rows_of_all():
+    free, may = model(PROCESSES[0]), some()
+    sets = torch.stack([torch.arange(V) < 2, torch.arange(V) >= 2])
+    numbers = torch.arange(D) % 2
+    found = [
+        tauflow.sample(each, "spaced", 6, count=B).tokens
+        for each in (free.allowing(numbers, sets=sets), free.allowing(sets[numbers]))
+    ]
+    assert torch.equal(*found)
+    for bad in (numbers + 1, numbers[1:], numbers.float(), may):
+        with pytest.raises(SamplingError, match=r"their numbers 0 to 1, \(12,\) or \(B, 12\)"):
+            free.allowing(bad, sets=sets)
+    with pytest.raises(SamplingError, match=r"sets must be a boolean tensor \(K, 5\)"):
+        free.allowing(numbers, sets=sets[:, 1:])
+    none = may.expand(B, D, V).clone()
+    none[2, 7] = False
+    with pytest.raises(SamplingError, match="coordinate 7 of sample 2 is allowed no token"):
+        free.allowing(none)
+    with pytest.raises(SamplingError, match="give count=3"):
+        tauflow.sample(free.allowing(may.expand(B, D, V)), nfe=4, count=2)
+
+
 def test_what_cannot_be_allowed_is_refused():
     free = model(PROCESSES[0])
     for bad in (torch.ones(D, V), torch.ones(V, D, dtype=torch.bool), [True] * V):

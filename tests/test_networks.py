@@ -51,14 +51,14 @@ def test_rotary_attention_depends_on_relative_positions_only():
     """Rotated q and k of equal content give the same product wherever the pair stands, and another one at
     another distance.
     """
-    from tauflow.networks.transformer import Rotate, _rotation
+    from tauflow.networks.transformer import Rotate, rotation_tables
 
     qkv = (
         torch.randn(1, 1, 3, 1, 16, generator=torch.Generator().manual_seed(0))
         .expand(1, 12, 3, 1, 16)
         .clone()
     )
-    q, k, v = Rotate.apply(qkv.clone(), *_rotation((12,), 16, qkv.device, qkv.dtype)).unbind(2)
+    q, k, v = Rotate.apply(qkv.clone(), *rotation_tables((12,), 16, qkv.device, qkv.dtype)).unbind(2)
     scores = torch.einsum("bihk,bjhk->ij", q, k)
     torch.testing.assert_close(scores.diagonal(3), scores[0, 3].expand(9))
     assert (scores[0, 3] - scores[0, 5]).abs() > 0.01
@@ -66,10 +66,10 @@ def test_rotary_attention_depends_on_relative_positions_only():
 
 
 def test_rotation_gradient():
-    from tauflow.networks.transformer import Rotate, _rotation
+    from tauflow.networks.transformer import Rotate, rotation_tables
 
     qkv = torch.randn(2, 5, 3, 2, 4, dtype=torch.float64, requires_grad=True)
-    cos, sin = _rotation((5,), 4, qkv.device, qkv.dtype)
+    cos, sin = rotation_tables((5,), 4, qkv.device, qkv.dtype)
     assert torch.autograd.gradcheck(lambda x: Rotate.apply(x.clone(), cos, sin), qkv)
 
 
@@ -85,7 +85,7 @@ def test_padding_mask_hides_padding():
     net = network()
     padded = torch.cat([X, torch.full((3, 4), 5)], dim=1)
     mask = torch.arange(14).expand(3, 14) < 10
-    torch.testing.assert_close(net(padded, T, mask=mask)[:, :10], net(X, T), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(net(padded, T, attention=mask)[:, :10], net(X, T), atol=1e-5, rtol=1e-4)
     assert not torch.allclose(net(padded, T)[:, :10], net(X, T), atol=1e-3)
 
 
@@ -237,7 +237,9 @@ def test_a_dropped_caption_is_none_at_all():
 def test_words_are_seen_beside_padding():
     net, more = captioned(), torch.cat([X, torch.full((3, 4), 5)], dim=1)
     mask = torch.arange(14).expand(3, 14) < 10
-    torch.testing.assert_close(net(more, T, WORDS, mask=mask)[:, :10], net(X, T, WORDS), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        net(more, T, WORDS, attention=mask)[:, :10], net(X, T, WORDS), atol=1e-5, rtol=1e-4
+    )
 
 
 def test_every_part_of_a_caption_learns():
@@ -251,17 +253,19 @@ def test_every_part_of_a_caption_learns():
 
 def test_words_do_not_turn_and_the_base_says_how_fast_places_do():
     """Positions are those of x, wherever it stands behind the words; a small base turns places further."""
-    from tauflow.networks.transformer import _rotation
+    from tauflow.networks.transformer import rotation_tables
 
     cpu, wide = torch.device("cpu"), torch.float64
-    plain, behind = _rotation((3, 4), 16, cpu, wide), _rotation((3, 4), 16, cpu, wide, words=5)
+    plain, behind = rotation_tables((3, 4), 16, cpu, wide), rotation_tables((3, 4), 16, cpu, wide, words=5)
     for table, longer in zip(plain, behind, strict=True):
         assert torch.equal(longer[5:], table)
     assert (behind[0][:5] == 1).all()
     assert (behind[1][:5] == 0).all()
     slow, fast = captioned(), captioned(rotary_base=20.0)
     assert not torch.allclose(slow(X, T, WORDS), fast(X, T, WORDS), atol=1e-3)
-    angle = torch.atan2(*(table[1].flatten() for table in _rotation((4,), 8, cpu, wide, base=16.0)[::-1]))
+    angle = torch.atan2(
+        *(table[1].flatten() for table in rotation_tables((4,), 8, cpu, wide, base=16.0)[::-1])
+    )
     torch.testing.assert_close(angle, torch.tensor([1.0, 1 / 2, 1 / 4, 1 / 8], dtype=wide))
 
 
@@ -327,10 +331,10 @@ def test_a_network_that_takes_no_condition_says_so():
 
 
 def test_rotary_attention_on_a_grid_depends_on_both_differences():
-    from tauflow.networks.transformer import Rotate, _rotation
+    from tauflow.networks.transformer import Rotate, rotation_tables
 
     qkv = torch.randn(1, 1, 3, 1, 16, generator=torch.Generator().manual_seed(0)).expand(1, 12, 3, 1, 16)
-    q, k, _ = Rotate.apply(qkv.clone(), *_rotation((3, 4), 16, qkv.device, qkv.dtype)).unbind(2)
+    q, k, _ = Rotate.apply(qkv.clone(), *rotation_tables((3, 4), 16, qkv.device, qkv.dtype)).unbind(2)
     scores = torch.einsum("bihk,bjhk->ij", q, k)
     torch.testing.assert_close(scores[8, 0], scores[9, 1])  # two rows above
     torch.testing.assert_close(scores[7, 4], scores[11, 8])  # three columns to the left

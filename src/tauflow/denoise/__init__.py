@@ -1,37 +1,43 @@
 """What a network answers: Denoiser, Evaluation, and Model, which is what samplers sample.
 
-Guidance, temperature and allowed tokens are denoisers around a denoiser. `adapters` holds models of others.
+Guidance, temperature, allowed tokens, padding and memory are denoisers around a denoiser.
+`adapters` holds models of others.
 """
 
 from tauflow.denoise.adapters import from_masked_lm, from_probabilities
 from tauflow.denoise.allowed import AllowedDenoiser
+from tauflow.denoise.attention import AttendingDenoiser
 from tauflow.denoise.batches import BatchedDenoiser
+from tauflow.denoise.context import Context, Memory
 from tauflow.denoise.denoiser import (
     DROPPED,
-    CallableDenoiser,
     CountingDenoiser,
     Denoiser,
     GuidedDenoiser,
-    SplitDenoiser,
     TemperedDenoiser,
     TimedDenoiser,
-    denoiser_from,
 )
 from tauflow.denoise.evaluation import Evaluation, HiddenEvaluation, LogitsEvaluation
+from tauflow.denoise.memory import RememberingDenoiser
 from tauflow.denoise.model import Model
+from tauflow.denoise.networks import CallableDenoiser, SplitDenoiser, denoiser_from
 
 __all__ = [
     "DROPPED",
     "AllowedDenoiser",
+    "AttendingDenoiser",
     "BatchedDenoiser",
     "CallableDenoiser",
+    "Context",
     "CountingDenoiser",
     "Denoiser",
     "Evaluation",
     "GuidedDenoiser",
     "HiddenEvaluation",
     "LogitsEvaluation",
+    "Memory",
     "Model",
+    "RememberingDenoiser",
     "SplitDenoiser",
     "TemperedDenoiser",
     "TimedDenoiser",

@@ -4,25 +4,19 @@ Shapes: B sequences, D coordinates, V data tokens, C columns of the condition. A
 integers; `DROPPED` in a column says nothing about it, and a row of them asks for the unconditional posterior.
 """
 
+import copy
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from numbers import Real
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tauflow.denoise.evaluation import (
-    Evaluation,
-    GuidedEvaluation,
-    HiddenEvaluation,
-    LogitsEvaluation,
-    TemperedEvaluation,
-    Wrapped,
-    drop_mask,
-)
-from tauflow.errors import BadLogits, SamplingError
+from tauflow.denoise.context import Context
+from tauflow.denoise.evaluation import Evaluation, GuidedEvaluation, TemperedEvaluation, Wrapped
+from tauflow.errors import SamplingError
 
 DROPPED = -1  # of a condition: not given
 LARGEST = 1e6  # temperature or guidance weight: far more, and float32 overflows instead of the model
@@ -34,6 +28,10 @@ class Denoiser(ABC):
     forwards: int = 1
     conditions: tuple[int, ...] = ()  # how many values each column of a condition has; empty: it takes none
     num_tokens: int | None = None  # V that it was made for, where it is known
+    attends: bool = False  # whether it can be told which coordinates are read
+    remembers: bool = False  # whether it reads what its last evaluation left
+    samples: int | None = None  # B, where it knows something of each sequence of a batch
+    attention: Tensor | None = None  # (B, D), true where a coordinate is read; None: everywhere
 
     @abstractmethod
     def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
@@ -41,6 +39,10 @@ class Denoiser(ABC):
 
         They are the sampler's own: a denoiser does not write into them.
         """
+
+    def within(self, context: Context) -> "Denoiser":
+        """Return the denoiser for evaluations within a context; itself, where it needs nothing of it."""
+        return self
 
     def null_condition(self, condition: Tensor | None) -> Tensor | None:
         """Return what asks for the unconditional posterior beside a condition (B, C).
@@ -55,64 +57,6 @@ class Denoiser(ABC):
         return torch.device("cpu")
 
 
-class SplitDenoiser(Denoiser):
-    """A network with hidden(x, t) -> (B, D, W) and head(rows) -> (..., V); gradients are never kept.
-
-    A network that says `conditions`, a size for each column, is called as hidden(x, t, condition). It is
-    given copies, which it may overwrite. `masked` says that it may give V + 1 logits, the mask last. A
-    network with null_condition(condition) says itself what drops a condition.
-    """
-
-    def __init__(self, network: Any, num_tokens: int | None = None, masked: bool = False):
-        self.network = network
-        self.num_tokens = num_tokens
-        self.masked = masked
-        self.conditions = tuple(getattr(network, "conditions", ()))
-
-    @torch.no_grad()
-    def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
-        hidden = self.network.hidden(*_copies(x, t, condition, self.conditions))
-        return HiddenEvaluation(self.network.head, hidden, self.num_tokens, self.masked)
-
-    def null_condition(self, condition: Tensor | None) -> Tensor | None:
-        return _null_condition(self.network, condition)
-
-    @property
-    def device(self) -> torch.device:
-        return _device_of(self.network)
-
-
-class CallableDenoiser(Denoiser):
-    """Any callable (x (B, D) int64, t (B,) float) -> logits (B, D, V).
-
-    A callable that says `conditions`, a size for each column, is called with (x, t, condition). It is given
-    copies, which it may overwrite. `masked` says that it may give (B, D, V + 1) with the mask last.
-    """
-
-    def __init__(self, function: Callable[..., Tensor], num_tokens: int, masked: bool = False):
-        self.function = function
-        self.num_tokens = num_tokens
-        self.masked = masked
-        self.conditions = tuple(getattr(function, "conditions", ()))
-
-    @torch.no_grad()
-    def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
-        logits = self.function(*_copies(x, t, condition, self.conditions))
-        if not isinstance(logits, Tensor) or logits.shape[:2] != x.shape or logits.ndim != 3:
-            got = str(tuple(logits.shape)) if isinstance(logits, Tensor) else type(logits).__name__
-            raise BadLogits(
-                f"the denoiser must return logits of shape {(*x.shape, self.num_tokens)}, got {got}"
-            )
-        return LogitsEvaluation(drop_mask(logits, self.num_tokens, self.masked))
-
-    def null_condition(self, condition: Tensor | None) -> Tensor | None:
-        return _null_condition(self.function, condition)
-
-    @property
-    def device(self) -> torch.device:
-        return _device_of(self.function)
-
-
 class Wrapper(Denoiser):
     """Abstract: a denoiser around another one."""
 
@@ -121,6 +65,20 @@ class Wrapper(Denoiser):
         self.forwards = denoiser.forwards
         self.conditions = denoiser.conditions
         self.num_tokens = denoiser.num_tokens
+        self.attends = denoiser.attends
+        self.remembers = denoiser.remembers
+        self.samples = denoiser.samples
+        self.attention = denoiser.attention
+
+    def within(self, context: Context) -> Denoiser:
+        return self.copied(denoiser=self.denoiser.within(context))
+
+    def copied(self, **changes: Any) -> Self:
+        """Return a copy with other attributes, which shares all else."""
+        result = copy.copy(self)
+        for name, value in changes.items():
+            setattr(result, name, value)
+        return result
 
     def null_condition(self, condition: Tensor | None) -> Tensor | None:
         return self.denoiser.null_condition(condition)
@@ -146,7 +104,23 @@ class GuidedDenoiser(Wrapper):
         super().__init__(conditional)
         self.unconditional = unconditional
         self.weight = checked_weight(weight)
-        self.forwards = conditional.forwards + (unconditional or conditional).forwards
+        other = unconditional or conditional
+        self.forwards = conditional.forwards + other.forwards
+        self.attends = conditional.attends and other.attends
+        self.remembers = conditional.remembers or other.remembers
+        self.samples = conditional.samples or other.samples
+        if (conditional.attention is None) != (other.attention is None):
+            raise SamplingError(
+                "one of the two networks of guidance reads padding; guide first: guided(...).attending(...)"
+            )
+
+    def within(self, context: Context) -> Denoiser:
+        first, second = context.memory if isinstance(context.memory, tuple) else (None, None)
+        other = self.unconditional or self.denoiser
+        return self.copied(
+            denoiser=self.denoiser.within(context.remembering(first)),
+            unconditional=other.within(context.remembering(second)),
+        )
 
     def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
         first = self.denoiser.evaluate(x, t, condition).kept()  # both may be one network
@@ -194,14 +168,19 @@ class RetimedDenoiser(Wrapper):
 
 
 class CountingDenoiser(Wrapper):
-    """Counts what is really evaluated, and notes when."""
+    """Counts what is really evaluated, within whatever context, and notes when."""
 
     def __init__(self, denoiser: Denoiser):
         super().__init__(denoiser)
-        self.evaluations = 0
+        self._count = [0]  # shared with the copies of other contexts
+
+    @property
+    def evaluations(self) -> int:
+        """Return how many there were."""
+        return self._count[0]
 
     def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
-        self.evaluations += 1
+        self._count[0] += 1
         evaluation = self.denoiser.evaluate(x, t, condition)
         evaluation.t = t
         return evaluation
@@ -212,12 +191,17 @@ class TimedDenoiser(Wrapper):
 
     def __init__(self, denoiser: Denoiser):
         super().__init__(denoiser)
-        self.seconds = 0.0
+        self._spent = [0.0]  # shared with the copies of other contexts
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds so far."""
+        return self._spent[0]
 
     def timed(self, function: Callable[[], Any]) -> Any:
         begin = now()
         result = function()
-        self.seconds += now() - begin
+        self._spent[0] += now() - begin
         return result
 
     def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
@@ -238,47 +222,3 @@ def now() -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def denoiser_from(model: Any, num_tokens: int, masked: bool = False) -> Denoiser:
-    """Return a Denoiser from itself, a network with hidden() and head(), or any callable (x, t) -> logits.
-
-    `masked` says that the process has a mask, whose column of the logits is dropped.
-    """
-    if isinstance(model, Denoiser):
-        if model.num_tokens not in (None, num_tokens):
-            raise BadLogits(
-                f"the denoiser is made for {model.num_tokens} data tokens, the process has {num_tokens}; "
-                "give the process of its training"
-            )
-        return model
-    if hasattr(model, "hidden") and hasattr(model, "head"):
-        return SplitDenoiser(model, num_tokens, masked)
-    if callable(model):
-        return CallableDenoiser(model, num_tokens, masked)
-    known = "a Denoiser, a network with hidden() and head(), or a callable (x, t) -> logits"
-    raise TypeError(f"a denoiser is {known}, not {type(model).__name__}")
-
-
-def _copies(
-    x: Tensor, t: Tensor, condition: Tensor | None, conditions: tuple[int, ...]
-) -> tuple[Tensor, ...]:
-    """Return what a network is called with, which it may overwrite."""
-    copies = x.clone(), t.clone()
-    if not conditions:
-        return copies
-    if condition is None:
-        return *copies, torch.full((len(x), len(conditions)), DROPPED, device=x.device)
-    return *copies, condition.to(x.device, copy=True)
-
-
-def _null_condition(model: Any, condition: Tensor | None) -> Tensor | None:
-    """Return what a network or callable makes of a condition to drop it; None where it says nothing."""
-    drop = getattr(model, "null_condition", None)
-    return drop(condition) if callable(drop) else None
-
-
-def _device_of(model: Any) -> torch.device:
-    parameters = getattr(model, "parameters", None)
-    parameter = next(iter(parameters()), None) if callable(parameters) else None
-    return parameter.device if isinstance(parameter, nn.Parameter | Tensor) else torch.device("cpu")

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from tauflow.denoise.context import Memory
 from tauflow.errors import BadLogits
 
 HALF = (torch.float16, torch.bfloat16)
@@ -54,6 +55,14 @@ class Evaluation(ABC):
     def nbytes(self) -> int:
         """Return the size of what is held of the network's answer."""
         return 0
+
+    @property
+    def memory(self) -> Memory:
+        """Return what this leaves for the next evaluation of a network that remembers, good beyond it.
+
+        That is what the network answered, of all coordinates; None where nothing was asked of a network.
+        """
+        return None
 
     @torch.no_grad()
     def rows(self, index: Tensor | slice) -> Tensor:
@@ -96,6 +105,11 @@ class Answered(Evaluation):
     @property
     def nbytes(self) -> int:
         return self._answer.nbytes
+
+    @property
+    def memory(self) -> Memory:
+        answer = self.answer(slice(None)).unflatten(0, self.shape)
+        return answer if self._kept else answer.clone()
 
     def answer(self, index: Tensor | slice) -> Tensor:
         """Return what the network answered for the coordinates index (R,)."""
@@ -152,6 +166,11 @@ class Wrapped(Evaluation):
     @property
     def nbytes(self) -> int:
         return sum(each.nbytes for each in self._evaluations)
+
+    @property
+    def memory(self) -> Memory:
+        memories = tuple(each.memory for each in self._evaluations)
+        return memories if len(memories) > 1 else memories[0]
 
 
 class TemperedEvaluation(Wrapped):

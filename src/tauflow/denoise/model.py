@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from tauflow.denoise.allowed import AllowedDenoiser, checked_allowed
+from tauflow.denoise.attention import AttendingDenoiser, checked_attention
 from tauflow.denoise.denoiser import (
     Denoiser,
     GuidedDenoiser,
     RetimedDenoiser,
     TemperedDenoiser,
     checked_weight,
-    denoiser_from,
 )
+from tauflow.denoise.networks import denoiser_from
 from tauflow.devices import precise
 from tauflow.errors import SamplingError
 from tauflow.process import Metric, Mixture, Process, Schedule, Uniform, schedule_from
@@ -150,14 +151,26 @@ class Model:
         """Return the model with its logits divided by a temperature."""
         return dataclasses.replace(self, denoiser=TemperedDenoiser(self.denoiser, temperature))
 
-    def allowing(self, allowed: Tensor) -> "Model":
-        """Return the model with certain tokens only: true (D, V), or (V,) for all coordinates, where allowed.
+    def allowing(self, allowed: Tensor, sets: Tensor | None = None) -> "Model":
+        """Return the model with certain tokens only: true (V,), (D, V) or (B, D, V) where allowed.
+
+        Where V is large, give `sets` of tokens, true (K, V), and in `allowed` the number of its set for each
+        coordinate, (D,) or (B, D). With a B the model is for so many samples.
 
         What is drawn from a posterior is an allowed token; what is no draw from one is not: noise that a
         sampler leaves in place (finish=none or reuse without masks) and jumps of a floor (eps_0 above 0).
         """
-        allowed = checked_allowed(allowed, self.length, self.process.num_tokens)
-        return dataclasses.replace(self, denoiser=AllowedDenoiser(self.denoiser, allowed))
+        found = checked_allowed(allowed, self.length, self.process.num_tokens, sets)
+        return dataclasses.replace(self, denoiser=AllowedDenoiser(self.denoiser, found))
+
+    def attending(self, attention: Tensor) -> "Model":
+        """Return the model for B sequences of different lengths (B,), or true (B, D) where one is read.
+
+        The other coordinates are padding: the network does not read them, no sampler moves them, and they
+        hold token 0, or that of a prompt. Of two networks that guide, both must take attention.
+        """
+        read = checked_attention(attention, self.length)
+        return dataclasses.replace(self, denoiser=AttendingDenoiser(self.denoiser, read))
 
 
 def surrogate(num_tokens: int) -> Mixture:

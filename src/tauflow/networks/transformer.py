@@ -93,6 +93,8 @@ class TransformerConfig(NetworkConfig):
 class Transformer(Network):
     """States with rotary positions, of a sequence or a grid; a condition is added or stands before them."""
 
+    attends: ClassVar[bool] = True
+
     def __init__(
         self,
         config: TransformerConfig,
@@ -136,9 +138,9 @@ class Transformer(Network):
             nn.init.zeros_(self.output.weight)  # all logits 0: the first loss is ln V exactly
 
     def hidden(
-        self, x: Tensor, t: Tensor, condition: Tensor | None = None, mask: Tensor | None = None
+        self, x: Tensor, t: Tensor, condition: Tensor | None = None, attention: Tensor | None = None
     ) -> Tensor:
-        """Return hidden states (B, D, W); `mask` (B, D) is false on padding."""
+        """Return hidden states (B, D, W); `attention` (B, D) is false on padding."""
         h = self.embedding(x)  # (B, D, W)
         if self.places is not None:
             h = h + self.places()
@@ -149,11 +151,11 @@ class Transformer(Network):
             h = torch.cat([told, h], dim=1) if words else h + told[:, None]
         time = None if self.time is None else self.time(t)  # (B, time_width)
         axes, size = self.grid or (x.shape[1],), self.config.width // self.config.heads
-        rotation = _rotation(axes, size, h.device, h.dtype, words, self.config.rotary_base)
-        if mask is not None:
-            mask = F.pad(mask, (words, 0), value=True)[:, None, None, :]  # (B, 1, 1, C + D)
+        rotation = rotation_tables(axes, size, h.device, h.dtype, words, self.config.rotary_base)
+        if attention is not None:
+            attention = F.pad(attention, (words, 0), value=True)[:, None, None, :]  # (B, 1, 1, C + D)
         for block in self.blocks:
-            h = block(h, time, rotation, mask)
+            h = block(h, time, rotation, attention)
         return self.norm(h[:, words:], time)
 
     def head(self, rows: Tensor) -> Tensor:
@@ -205,7 +207,7 @@ class Norm(nn.Module):
 
 
 @functools.lru_cache(maxsize=16)
-def _rotation(
+def rotation_tables(
     axes: tuple[int, ...],
     size: int,
     device: torch.device,

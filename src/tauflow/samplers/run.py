@@ -8,7 +8,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from tauflow.denoise import BatchedDenoiser, CountingDenoiser, Model
+from tauflow.denoise import BatchedDenoiser, CountingDenoiser, Denoiser, Model, RememberingDenoiser
 from tauflow.errors import BadLogits, SamplingError
 from tauflow.process import Process
 from tauflow.samplers.base import FinishName, Info, Observer, Problem, Result, Sampler, State, StepInfo
@@ -35,21 +35,11 @@ class Request:
 @torch.no_grad()
 def run(sampler: Sampler, request: Request) -> Result:
     """Sample a model: the same loop for all samplers."""
-    model = request.model
-    if reason := sampler.refuses(model):
-        raise SamplingError(reason)
-    finishing = sampler.finishing
-    if finishing not in get_args(FinishName):
-        raise SamplingError(
-            f"{type(sampler).__name__}.finishing must be one of {', '.join(get_args(FinishName))}, got "
-            f"{finishing!r}"
-        )
+    model, request = request.model, _padded(request)
     network = counter = CountingDenoiser(model.denoiser)
     if request.batch_size is not None and request.batch_size < len(request.x_0):
         counter = CountingDenoiser(BatchedDenoiser(network, request.batch_size))
-    problem = dataclasses.replace(
-        Problem.of(model, request.frozen, request.condition), denoiser=counter, drawing=request.drawing
-    )
+    problem = problem_of(sampler, request, RememberingDenoiser(counter))
     free = int(problem.movable(request.x_0).sum(1).max())
     if not free:  # the prompt is everything
         return Result(request.x_0, 0, Info([], 0.0, 0, request.settings))
@@ -68,7 +58,7 @@ def run(sampler: Sampler, request: Request) -> Result:
             if request.observer:
                 request.observer(info, state)
         leftover = _masks(state.x, model.process)
-        state = _finish(finishing, problem, state, plan.end, request.generator)
+        state = finish(sampler.finishing, problem, state, plan.end, request.generator)
     except BadLogits as error:
         if error.t is None:
             raise
@@ -78,9 +68,36 @@ def run(sampler: Sampler, request: Request) -> Result:
     return Result(state.x, counter.evaluations, Info(infos, leftover, forwards, request.settings))
 
 
-def _finish(
-    policy: FinishName, problem: Problem, state: State, t: float, generator: torch.Generator
-) -> State:
+def _padded(request: Request) -> Request:
+    """Return the request with padding that no sampler moves; refuse another number of samples than known."""
+    denoiser, count = request.model.denoiser, len(request.x_0)
+    if denoiser.samples not in (None, count):
+        raise SamplingError(
+            f"the model is made for {denoiser.samples} samples (attending or allowing), {count} are asked "
+            f"for; give count={denoiser.samples}"
+        )
+    if denoiser.attention is None:
+        return request
+    padding = ~denoiser.attention.to(request.x_0.device)
+    known = torch.zeros_like(padding) if request.frozen is None else request.frozen
+    x_0 = request.x_0.masked_fill(padding & ~known, 0)
+    return dataclasses.replace(request, x_0=x_0, frozen=padding | known)
+
+
+def problem_of(sampler: Sampler, request: Request, denoiser: Denoiser) -> Problem:
+    """Return what is sampled, with this denoiser; refuse a sampler that cannot do it."""
+    if reason := sampler.refuses(request.model):
+        raise SamplingError(reason)
+    if sampler.finishing not in get_args(FinishName):
+        raise SamplingError(
+            f"{type(sampler).__name__}.finishing must be one of {', '.join(get_args(FinishName))}, got "
+            f"{sampler.finishing!r}"
+        )
+    problem = Problem.of(request.model, request.frozen, request.condition)
+    return dataclasses.replace(problem, denoiser=denoiser, drawing=request.drawing)
+
+
+def finish(policy: FinishName, problem: Problem, state: State, t: float, generator: torch.Generator) -> State:
     """Draw what may still move from one more evaluation (`draw`), or masks from the last (`reuse`)."""
     if policy == "none":
         return state
