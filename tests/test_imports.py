@@ -17,7 +17,7 @@ LAYERS = [
     ("geneval", "moses"),
     ("tasks", "networks"),
     "train",
-    ("evaluation", "recipes"),
+    ("evaluation", "recipes", "integrations"),
     "studies",
     "cli",
 ]
@@ -26,7 +26,7 @@ RANK = {
     name: rank for rank, names in enumerate(LAYERS) for name in ([names] if isinstance(names, str) else names)
 }
 HEAVY = {"lightning", "transformers", "datasets", "tokenizers", "torchmetrics", "tensorboard", "matplotlib"}
-MAY_BE_HEAVY = {"tasks", "train", "evaluation", "recipes", "studies", "cli"}
+MAY_BE_HEAVY = {"tasks", "train", "evaluation", "recipes", "integrations", "studies", "cli"}
 ENTRY = {"tauflow.studies.__main__"}  # `python -m tauflow.studies` calls the command line
 
 MODULES = {

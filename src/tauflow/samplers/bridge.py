@@ -93,10 +93,11 @@ class Bridge(Sampler[Grid, State]):
         for at, x, sign in ((n, state.x, 1), (n - 1, state.visit.x, -1)):
             token = x.flatten()[index][:, None]
             odds = mixture(problem).own_odds(token, grid.t[at].item())  # c(s; x) up to a factor
-            history = history.scatter(1, token, history.gather(1, token) * odds**sign)
-        history = history / history.sum(-1, keepdim=True)
-        q = posterior * (posterior / history.clamp(min=TINY)).clamp(max=CAP) ** exponent
-        return q / q.sum(-1, keepdim=True)
+            history.scatter_(1, token, history.gather(1, token) * odds**sign)
+        history.div_(history.sum(-1, keepdim=True)).clamp_(min=TINY)
+        ratio = torch.div(posterior, history, out=history).clamp_(max=CAP)  # in place: rows may be long
+        q = posterior.mul_(ratio.pow_(exponent))
+        return q.div_(q.sum(-1, keepdim=True))
 
     def step(
         self, problem: Problem, state: State, plan: Grid, n: int, generator: torch.Generator
@@ -108,8 +109,11 @@ class Bridge(Sampler[Grid, State]):
         visit = problem.visit(x, plan.t[n])
         result = x.clone().flatten()
         for index in chunks(chosen, problem.process.num_tokens):
-            rows = self.rows(problem, state, visit, plan, n, index)
-            result[index] = problem.drawing.tokens(rows, index, generator)
+            result[index] = (
+                problem.drawing.tokens(  # rows without a name: they are freed before the next ones
+                    self.rows(problem, state, visit, plan, n, index), index, generator
+                )
+            )
         result = result.view_as(x)
         moved = (result != x).sum().item() / max(1, int(movable.sum()))
         return State(result, visit), StepInfo(n, plan.t[n].item(), plan.t[n + 1].item(), moved)

@@ -17,11 +17,14 @@ from tauflow.samplers.walks import Walk
 
 CoinName = Literal["independent", "systematic"]
 CHUNK = 2**19  # entries of a chunk of rows: a few megabytes of work space
+LARGE = 2**16  # V above which a chunk of that size has so few rows that a head mostly reads its own weights
+FEWEST = 16  # rows of a chunk at such a V
 
 
 def chunks(places: Tensor, num_tokens: int) -> Sequence[Tensor]:
-    """Split places (R,) so that the rows of a part take a few megabytes."""
-    return places.split(max(1, CHUNK // num_tokens)) if len(places) else ()
+    """Split places (R,) so that the rows of a part take a few megabytes, or a few rows where V is large."""
+    rows = FEWEST if num_tokens > LARGE else max(1, CHUNK // num_tokens)
+    return places.split(rows) if len(places) else ()
 
 
 def places_of(chosen: Tensor) -> Tensor:

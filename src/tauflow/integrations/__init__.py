@@ -1,0 +1,1 @@
+"""tauflow's samplers inside other libraries; each module needs the library it is named after."""

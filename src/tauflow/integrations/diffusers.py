@@ -1,0 +1,100 @@
+"""TauflowScheduler: tauflow's samplers in the DiffusionGemmaPipeline of diffusers.
+
+pipe.scheduler = TauflowScheduler("bridge_systematic")
+pipe("Why is the sky blue?", num_inference_steps=16, confidence_threshold=None)
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tauflow.denoise import Model
+from tauflow.errors import SamplingError, SettingsError
+from tauflow.process import Mixture, Uniform
+from tauflow.samplers.api import whole
+from tauflow.samplers.driven import Driven
+from tauflow.samplers.spec import sampler_from
+
+try:
+    from diffusers import ConfigMixin, SchedulerMixin
+    from diffusers.configuration_utils import register_to_config
+    from diffusers.utils import BaseOutput
+except ImportError as error:
+    raise SettingsError(
+        f"the scheduler needs diffusers: pip install -c constraints.txt -e '.[diffusers]' ({error})"
+    ) from None
+
+
+@dataclass
+class TauflowSchedulerOutput(BaseOutput):
+    """What a step gives: the next canvas (B, D), and the logits (B, D, V) for self-conditioning."""
+
+    prev_sample: Tensor
+    pred_logits: Tensor
+
+
+class TauflowScheduler(SchedulerMixin, ConfigMixin):
+    """A sampler of tauflow for a canvas of uniform noise, one evaluation of the pipeline's model a step.
+
+    `num_inference_steps` is the budget of evaluations for a canvas. The samples of a generator are those of
+    `tauflow.sample` with it. The pipeline's `temperature` divides the logits; 0, its default, is none: the
+    model's own law is sampled, never its mode. `confidence_threshold`, which the pipeline sets, ends a canvas
+    early with the most likely tokens: give None to sample the model's law.
+
+    Args:
+        sampler: a spec such as "bridge_systematic" or "tr_cie(grid=tau)"; "auto" is the recommended one.
+        schedule: kappa of the model's training.
+    """
+
+    order = 1
+
+    @register_to_config
+    def __init__(self, sampler: str = "auto", schedule: str = "linear"):
+        some = Model(lambda x, t: x, Mixture(Uniform(2), schedule), (1,))  # of any vocabulary
+        self.sampler = sampler_from(sampler, some)
+        if reason := self.sampler.refuses(some):
+            raise SamplingError(reason)
+        self.schedule = schedule
+        self._driven: Driven | None = None
+        self._expected = 0
+        self.set_timesteps(48)
+
+    def set_timesteps(self, num_inference_steps: int, device: str | torch.device | None = None) -> None:
+        """Set the evaluations of a canvas."""
+        self.num_inference_steps = whole(num_inference_steps, "num_inference_steps")
+        self.timesteps = torch.arange(self.num_inference_steps, device=device)
+        self._driven = None
+
+    def step(
+        self,
+        model_output: Tensor,
+        timestep: int | Tensor,
+        sample: Tensor,
+        *,
+        temperature: float = 0.0,
+        generator: torch.Generator | None = None,
+        return_dict: bool = True,
+    ) -> TauflowSchedulerOutput | tuple[Tensor, Tensor]:
+        """Return the next canvas (B, D) from the logits (B, D, V) of this one; step 0 starts a new canvas.
+
+        A sampler that does not use the whole budget is done before the last step, and then changes nothing.
+        """
+        number = int(timestep)
+        if number == 0:
+            process = Mixture(Uniform(model_output.shape[-1]), self.schedule)
+            generator = torch.default_generator if generator is None else generator
+            budget, warmth = self.num_inference_steps, temperature or 1.0
+            self._driven = Driven(self.sampler, process, sample, budget, generator, warmth)
+            self._expected = 0
+        if self._driven is None or number != self._expected:
+            raise SamplingError(
+                f"step {number} does not follow the last one; a canvas takes the steps 0, 1, 2, ... in order"
+            )
+        self._expected += 1
+        if not self._driven.done:
+            self._driven.answer(model_output, sample)
+            sample = self._driven.x.clone()  # the caller may change it in place
+        if not return_dict:
+            return sample, model_output
+        return TauflowSchedulerOutput(sample, model_output)
