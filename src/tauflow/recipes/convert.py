@@ -8,8 +8,9 @@ from pathlib import Path
 
 from tauflow.errors import CheckpointError, WriteError
 from tauflow.files import refuse_unwritable
-from tauflow.recipes.folders import CONFIG, Weights, folder_of, recipe_of
+from tauflow.recipes.folders import CONFIG, folder_of, recipe_of
 from tauflow.recipes.loading import RECIPES, empty_host, wanted_shapes
+from tauflow.recipes.weights import Weights
 
 TOKENIZER = "tokenizer.json"
 WEIGHTS = "model.safetensors"
@@ -26,7 +27,8 @@ def convert(name: str | Path, out: str | Path) -> list[str]:
         raise CheckpointError(f"{out} is there already; remove it, or name another folder")
     folder = folder_of(name, RECIPES)
     recipe, config = recipe_of(folder, RECIPES)
-    if not recipe.keys:
+    own = [each for each in RECIPES if each.model_type == config.get("model_type") and not each.keys]
+    if not recipe.keys or not own:
         raise CheckpointError(f"{folder} needs no conversion; load it as it is")
     if not (folder / TOKENIZER).is_file():
         raise CheckpointError(f"{folder} has no {TOKENIZER}, which prompts need; get it again")

@@ -19,7 +19,7 @@ from tauflow.denoise.model import surrogate
 from tauflow.errors import CheckpointError, SamplingError
 from tauflow.networks import Network
 from tauflow.process import Metric, Process
-from tauflow.recipes.base import Config, Recipe
+from tauflow.recipes.base import Config, Loaded, Recipe
 from tauflow.recipes.framing import Framing, Prompts
 from tauflow.recipes.text_to_image import TextToImage
 from tauflow.train import Trained
@@ -139,12 +139,13 @@ def _refuse_deep(config: Config) -> None:
             raise ValueError(f"{count} {what}, more than {DEEPEST}")
 
 
-def assemble(host: Any, folder: Path, config: Config, rates: str) -> Trained:
+def assemble(loaded: Loaded) -> Trained:
     """Make the model and the task."""
+    host, config = loaded.host, loaded.config
     side = config["vq_config"]["num_patches"]
-    prompts = Prompts.read(folder / "tokenizer.json", FRAMING, config["text_config"]["vocab_size"])
+    prompts = Prompts.read(loaded.folder / "tokenizer.json", FRAMING, config["text_config"]["vocab_size"])
     task = TextToImage(host.vqmodel, prompts, (side, side), guidance=GUIDANCE)
-    process = _process(host, folder, rates)
+    process = _process(host, loaded.folder, loaded.rates)
     return Trained(Model(FudokiNetwork(host, prompts), process, task.shape), task)
 
 

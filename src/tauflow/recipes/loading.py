@@ -8,14 +8,23 @@ import torch
 from torch import nn
 
 from tauflow.errors import CheckpointError, SettingsError
-from tauflow.recipes.base import INSTALL, Config, Recipe
-from tauflow.recipes.folders import CONFIG, Weights, folder_of, recipe_of
+from tauflow.recipes.antibodies import ANTIBERTY
+from tauflow.recipes.base import INSTALL, Config, Loaded, Recipe
+from tauflow.recipes.diffusion_gemma import DIFFUSION_GEMMA
+from tauflow.recipes.dits import DITS
+from tauflow.recipes.flow_matching import FLOW_MATCHING
+from tauflow.recipes.folders import CONFIG, folder_of, recipe_of
 from tauflow.recipes.fudoki import FUDOKI, RELEASED
+from tauflow.recipes.language.hosts import filled, is_native, unsaved
+from tauflow.recipes.language.models import LANGUAGE
+from tauflow.recipes.language.task import resized
+from tauflow.recipes.weights import Weights
 from tauflow.train import Trained
 from tauflow.train.archive import listed, shortened
 
-RECIPES: tuple[Recipe, ...] = (FUDOKI, RELEASED)
+RECIPES: tuple[Recipe, ...] = (FUDOKI, RELEASED, *DITS, FLOW_MATCHING, DIFFUSION_GEMMA, ANTIBERTY, *LANGUAGE)
 """The recipes there are."""
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def pretrained(
@@ -23,20 +32,24 @@ def pretrained(
     dtype: str | torch.dtype | None = None,
     device_map: str | torch.device | None = None,
     rates: str | None = None,
+    length: int | None = None,
     recipes: Sequence[Recipe] = RECIPES,
 ) -> Trained:
     """Load a pretrained model, and the task that it was trained for, from a folder or the hub.
 
-    Weights are read from safetensors only, into classes of the transformers package; code that comes with a
-    model is never run. A name of the hub is looked up in its cache and downloaded if it is not there; with
+    Weights are read from safetensors, into classes of the transformers package, and from a pickle only where
+    its recipe says that there is nothing else, by torch with `weights_only`; code that comes with a model is
+    never run. A name of the hub is looked up in its cache and downloaded if it is not there; with
     HF_HUB_OFFLINE=1 only the cache is looked at.
 
     Args:
-        name: a folder, or a name of the hub such as "LucasJinWang/FUDOKI".
+        name: a folder, a name of the hub such as "GSAI-ML/LLaDA-8B-Instruct", or "antiberty", which lies
+            inside an installed package.
         dtype: of the network, such as "bfloat16", which takes half the memory; None is float32.
         device_map: the device that holds the model, such as "cuda:1"; None is the CPU.
         rates: how it is sampled; of FUDOKI "metric", the jumps of the path of its training (the default), or
             "mixture", those of a mixture path with the same posterior.
+        length: tokens of a sample, of a language model; None is 128.
         recipes: what can be loaded; give one of your own for a model that is not known here.
     """
     wanted, device = _dtype(dtype), _device(device_map)
@@ -48,7 +61,8 @@ def pretrained(
             f"rates must be {' or '.join(recipe.rates)} for {recipe.name}, got {shortened(str(rates))!r}"
         )
     host = loaded_host(folder, recipe, config, wanted, device)
-    return recipe.assemble(host, folder, config, chosen)
+    trained = recipe.assemble(Loaded(host, folder, config, chosen, recipe))
+    return trained if length is None else resized(trained, length)
 
 
 def loaded_host(
@@ -59,9 +73,18 @@ def loaded_host(
     with Weights(folder, recipe) as weights:
         state = {}
         for name in wanted_shapes(folder, recipe, host, weights):
+            weight = weights[name]
+            if weight.dtype not in FLOATS:
+                raise CheckpointError(
+                    f"{shortened(name)} in {folder} holds {weight.dtype}; weights that are quantised are not "
+                    f"read, take those in {FLOATS[0]}"
+                )
             kept = torch.float32 if name.startswith(recipe.precise) else dtype
-            state[name] = weights[name].to(device, kept)
-    host.load_state_dict(state, assign=True)
+            state[name] = weight.to("cpu" if is_native(host) else device, kept)
+    if is_native(host):
+        host = filled(host, state, dtype, folder)
+    else:
+        host.load_state_dict(state, assign=True)
     return host.to(device).eval().requires_grad_(False)
 
 
@@ -90,12 +113,15 @@ def wanted_shapes(
     found = weights.shapes
     for name in recipe.optional:
         if name not in found:
-            setattr(host, name, None)
+            owner, _, leaf = name.rpartition(".")
+            setattr(host.get_submodule(owner), leaf, None)
     for name in recipe.any_width:
         if len(found.get(name, ())) == 2:
             rows = getattr(host, name).shape[0]
             setattr(host, name, torch.empty(rows, found[name][1], device="meta"))
     wanted = {name: tuple(weight.shape) for name, weight in host.state_dict().items()}
+    for name in unsaved(host, set(found)):
+        del wanted[name]
     shared = sorted(wanted.keys() & found.keys())
     faults = {
         "missing": sorted(wanted.keys() - found.keys()),
@@ -119,7 +145,7 @@ def _dtype(dtype: Any) -> torch.dtype:
     found = (
         torch.float32 if dtype is None else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     )
-    if found not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+    if found not in FLOATS:
         raise SettingsError(f"dtype must be a floating-point type such as 'bfloat16', got {dtype!r}")
     return found
 

@@ -21,6 +21,8 @@ from tauflow.evaluation.folder import opened_results
 from tauflow.evaluation.grid import GridOptions, run_grid
 from tauflow.evaluation.store import Cell, Factors, Measured, Record, Results, Scale
 from tauflow.evaluation.views import View
+from tauflow.recipes import pretrained
+from tauflow.recipes.folders import digest_of
 from tauflow.studies.report import save
 from tauflow.train import SHIPPED, Trained, load
 
@@ -116,7 +118,7 @@ class Study(ABC):
     @cached_property
     def loaded(self) -> list[Trained]:
         """Return the trained models to study."""
-        found = [load(path, data=self.settings.data) for path in self.paths()]
+        found = [_loaded(path, self.settings.data) for path in self.paths()]
         if self.settings.judge:
             for trained in found:
                 task_of(trained).use_judges(self.settings.judge)
@@ -141,9 +143,14 @@ def name_of(study: type[Study]) -> str:
     return "_".join(re.findall("[A-Z][a-z0-9]*", study.__name__)).lower()
 
 
+def _loaded(path: str | Path, data: Mapping[str, Any]) -> Trained:
+    """Load a checkpoint, or a folder of a pretrained model."""
+    return pretrained(path) if Path(path).is_dir() else load(path, data=data)
+
+
 def _digest(path: str | Path) -> str:
     try:
-        return files.digest(path)
+        return digest_of(Path(path)) if Path(path).is_dir() else files.digest(path)
     except OSError as error:
         raise TauflowError(f"cannot read {path} ({error.strerror or error}); name another --ckpt") from None
 

@@ -1,0 +1,291 @@
+"""DiffusionGemma: text from uniform noise, a canvas at a time, after a prompt that is encoded once.
+
+The encoder reads the prompt from left to right and leaves keys and values; the decoder, which has the same
+weights, reads them and the canvas in both directions. It is not told the time, but remembers: to the
+embedding of each token it adds one of the posterior of its last evaluation (self-conditioning). Pictures in
+prompts are not read.
+
+Shapes: B samples, D tokens of the canvas, V ids, C columns of a prompt, P tokens of the longest prompt, W
+width.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from tauflow.denoise import DROPPED, Model
+from tauflow.errors import CheckpointError, SamplingError, SettingsError
+from tauflow.networks import Network
+from tauflow.process import Mixture, Uniform
+from tauflow.recipes.base import Config, Loaded, Recipe
+from tauflow.recipes.language.hosts import DEEPEST, own_settings
+from tauflow.recipes.language.ids import Ids
+from tauflow.recipes.language.task import Language
+from tauflow.recipes.language.tokens import TextTokens, read_tokenizer
+from tauflow.train import Trained
+
+COLUMNS = 4096  # tokens that a prompt may have
+KEPT = 8  # encoded batches of prompts; guidance has two, a batch in parts as many as parts
+TOGETHER = 2**25  # logits that are made at once for the memory: 128 MiB
+
+
+class DiffusionGemmaNetwork(Network):
+    """A canvas after a prompt.
+
+    A condition (B, C) holds the ids of prompts, with -1 after the last one; prompts of a batch may differ in
+    length. A row of -1 alone is the token that begins a text. The memory is hidden states.
+    """
+
+    attends: ClassVar[bool] = True
+    remembers: ClassVar[bool] = True
+
+    def __init__(self, host: "Host", columns: int):
+        super().__init__()
+        text = host.settings.text_config
+        self.conditions = (text.vocab_size,) * columns
+        self.decoder = host.decoder
+        self.encoder = host.encoder()
+        self.first = text.bos_token_id
+        self.cap = text.final_logit_softcapping
+        self.prompts = EncodedPrompts(self.encoder)
+
+    def hidden(
+        self,
+        x: Tensor,
+        t: Tensor,
+        condition: Tensor | None = None,
+        attention: Tensor | None = None,
+        memory: Tensor | None = None,
+    ) -> Tensor:
+        ids, real = self._prompt(condition, x)
+        cache = self.prompts.cache(ids, real)
+        read = torch.ones_like(x, dtype=torch.bool) if attention is None else attention
+        # the canvas begins where the prompt ends, however long the others are
+        places = real.sum(1, keepdim=True) + (read.cumsum(1) - 1).clamp(min=0)
+        replaced = None if memory is None else self._expected(memory)
+        hook = self.decoder.self_conditioning.register_forward_pre_hook(
+            lambda module, inputs: inputs if replaced is None else (inputs[0], replaced)
+        )
+        try:
+            found = self.decoder(
+                decoder_input_ids=x,
+                past_key_values=cache,
+                decoder_attention_mask=torch.cat([real, read], 1),
+                decoder_position_ids=places,
+            )
+        finally:
+            hook.remove()
+        return found.last_hidden_state
+
+    def head(self, rows: Tensor) -> Tensor:
+        logits = nn.functional.linear(rows, self.decoder.embed_tokens.weight).float()
+        return logits.div_(self.cap).tanh_().mul_(self.cap)
+
+    def _expected(self, memory: Tensor) -> Tensor:
+        """Return the expected embedding (B, D, W) under the posterior of hidden states (B, D, W)."""
+        embedding = self.decoder.embed_tokens
+        weight = embedding.weight
+        rows = memory.flatten(0, 1).split(max(1, TOGETHER // len(weight)))
+        found = [self.head(part).softmax(-1).to(weight.dtype) @ weight for part in rows]
+        return torch.cat(found).view_as(memory) * embedding.embed_scale.to(weight.dtype)
+
+    def _prompt(self, condition: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return prompts (B, P) that end in the last column, and where they are real."""
+        if condition is None:
+            condition = torch.full((len(x), 1), DROPPED, device=x.device)
+        given = condition != DROPPED
+        if bool((given[:, 1:] > given[:, :-1]).any()):
+            raise SamplingError("a prompt has -1 after its last id only; make it with task.condition(text)")
+        lengths = given.sum(1, keepdim=True).clamp(min=1)
+        width = int(lengths.max())
+        columns = torch.arange(-width, 0, device=x.device) + lengths
+        ids = condition.where(given.any(1, keepdim=True), self.first).gather(1, columns.clamp(min=0))
+        return ids, columns >= 0
+
+
+class EncodedPrompts:
+    """Keys and values of prompts, encoded once; of longer ones only what is new."""
+
+    def __init__(self, encoder: Any):
+        self.encoder = encoder
+        self.encoded = 0  # columns so far, for those who count
+        self._home = encoder.device, encoder.dtype
+        self._found: OrderedDict[bytes, tuple[Tensor, Tensor, Any]] = OrderedDict()
+
+    def cache(self, ids: Tensor, real: Tensor) -> Any:
+        """Return the cache of prompts (B, P) that are real where `real` is true."""
+        home = self.encoder.device, self.encoder.dtype
+        if home != self._home:
+            self._found.clear()
+            self._home = home
+        key = b"".join([str(ids.shape).encode(), _bytes(ids), _bytes(real)])
+        if key not in self._found:
+            cache, known = self._begun(ids, real)
+            self._encode(ids, real, cache, known)
+            self._found[key] = ids, real, cache
+            while len(self._found) > KEPT:
+                self._found.popitem(last=False)
+        self._found.move_to_end(key)
+        return self._found[key][2]
+
+    def _begun(self, ids: Tensor, real: Tensor) -> tuple[Any, int]:
+        """Return the cache of the longest known beginning of prompts, and its length; it is used up."""
+        from transformers import DynamicCache
+
+        def begins(known: Tensor, known_real: Tensor) -> bool:
+            width = known.shape[1]
+            fits = len(known) == len(ids) and width < ids.shape[1]
+            return fits and torch.equal(known, ids[:, :width]) and torch.equal(known_real, real[:, :width])
+
+        fitting = [key for key, (known, its, _) in self._found.items() if begins(known, its)]
+        if not fitting:
+            return DynamicCache(config=self.encoder.config), 0
+        known, _, cache = self._found.pop(max(fitting, key=lambda key: self._found[key][0].shape[1]))
+        return cache, known.shape[1]
+
+    @torch.no_grad()
+    def _encode(self, ids: Tensor, real: Tensor, cache: Any, known: int) -> None:
+        places = (real.cumsum(1) - 1).clamp(min=0)
+        self.encoder(
+            input_ids=ids[:, known:],
+            attention_mask=None if bool(real.all()) else real,
+            position_ids=places[:, known:],
+            past_key_values=cache,
+        )
+        self.encoded += ids.shape[1] - known
+
+
+def _bytes(values: Tensor) -> bytes:
+    return values.contiguous().cpu().numpy().tobytes()
+
+
+class Host(nn.Module):
+    """The decoder, and the scales of the encoder's layers, the only weights that are not the decoder's."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.settings = _settings(config)
+        self.decoder = _decoder(self.settings)
+        layers = self.settings.text_config.num_hidden_layers
+        self.scales = nn.ParameterList(torch.empty(1) for _ in range(layers))
+
+    def encoder(self) -> nn.Module:
+        """Return the encoder, which is made of the decoder's modules."""
+        from transformers import DiffusionGemmaEncoderTextModel
+
+        with torch.device("meta"):
+            encoder: Any = DiffusionGemmaEncoderTextModel(self.settings.text_config)
+        for name in ("embed_tokens", "norm", "rotary_emb"):
+            setattr(encoder, name, getattr(self.decoder, name))
+        for own, layer, scale in zip(encoder.layers, self.decoder.layers, self.scales, strict=True):
+            for name, module in layer.named_children():
+                if name != "self_attn":
+                    setattr(own, name, module)
+            for name, module in layer.self_attn.named_children():
+                setattr(own.self_attn, name, module)
+            own.layer_scalar = scale
+        return encoder.eval()
+
+
+def _settings(config: Config) -> Any:
+    """Return the settings as those of transformers."""
+    from transformers import DiffusionGemmaConfig
+
+    settings: Any = DiffusionGemmaConfig(**config)
+    text = settings.text_config
+    if text.num_hidden_layers > DEEPEST:
+        raise ValueError(f"num_hidden_layers is {text.num_hidden_layers}, more than {DEEPEST}")
+    text._attn_implementation = settings._attn_implementation = "sdpa"
+    return settings
+
+
+def _decoder(settings: Any) -> Any:
+    """Return the decoder; what of it is computed and not loaded has its numbers."""
+    from transformers.models.diffusion_gemma import modeling_diffusion_gemma as modules
+
+    decoder: Any = modules.DiffusionGemmaDecoderModel(settings)
+    text = settings.text_config
+    with torch.device("cpu"):
+        decoder.rotary_emb = modules.DiffusionGemmaTextRotaryEmbedding(text)
+        decoder.embed_tokens.register_buffer("embed_scale", torch.tensor(text.hidden_size**0.5), False)
+    return decoder
+
+
+class Canvases(Language):
+    """Texts that follow a prompt, one canvas of them."""
+
+    def __init__(self, columns: int, *facts: Any):
+        super().__init__(*facts)
+        self.conditions = (self.num_tokens,) * columns
+
+    def condition(self, text: str) -> Tensor:
+        """Return a prompt as a condition (C,)."""
+        return self.row(self.text.encode(text))
+
+    def row(self, tokens: list[int]) -> Tensor:
+        """Return the tokens of a prompt as a condition (C,)."""
+        columns = len(self.conditions)
+        if not 1 <= len(tokens) <= columns:
+            raise SettingsError(f"a prompt has 1 to {columns} tokens, this one {len(tokens)}; give another")
+        return torch.tensor(tokens + [DROPPED] * (columns - len(tokens)))
+
+    def caption(self, condition: Tensor) -> str:
+        return self.text.decode(condition[condition != DROPPED].tolist())
+
+    def sample_conditions(self, count: int, first: int = 0) -> Tensor:
+        """Return prompts (count, C) that say nothing."""
+        return torch.full((count, len(self.conditions)), DROPPED)
+
+
+def released_config(config: Config, files: Mapping[str, Config]) -> Config:
+    """Return the settings; refuse an encoder and an output that have weights of their own."""
+    for part in (config, config["text_config"]):
+        if not part.get("tie_word_embeddings", True):
+            raise CheckpointError("tie_word_embeddings is false; the recipe is for weights that are shared")
+    if int(config["canvas_length"]) < 1:
+        raise CheckpointError(f"canvas_length is {config['canvas_length']}; it must be at least 1")
+    return own_settings(config)
+
+
+def assemble(loaded: Loaded) -> Trained:
+    """Make the model and the task."""
+    settings = loaded.host.settings
+    text, canvas = settings.text_config, settings.canvas_length
+    tokenizer = read_tokenizer(loaded.folder, loaded.recipe.tokenizer)
+    columns = min(COLUMNS, text.max_position_embeddings - canvas)
+    if columns < 1:
+        raise CheckpointError(
+            f"max_position_embeddings {text.max_position_embeddings} leave no place for a prompt before a "
+            f"canvas of {canvas}; take the config.json that belongs to the model"
+        )
+    ends = [tokenizer.eos_token_id, text.eos_token_id, getattr(settings, "eos_token_id", None)]
+    flat = [each for one in ends for each in (one if isinstance(one, list) else [one])]
+    vocabulary = tokenizer.get_vocab()
+    flat += [vocabulary[name] for name in loaded.recipe.ends if name in vocabulary]
+    known = tuple(dict.fromkeys(each for each in flat if each is not None and 0 <= each < text.vocab_size))
+    texts = TextTokens(tokenizer, Ids.all_but(None, text.vocab_size))
+    task = Canvases(columns, texts, canvas, known, canvas, canvas)
+    process = Mixture(Uniform(text.vocab_size), loaded.recipe.schedule)
+    return Trained(Model(DiffusionGemmaNetwork(loaded.host, columns), process, task.shape), task)
+
+
+DIFFUSION_GEMMA = Recipe(
+    name="diffusion_gemma",
+    model_type="diffusion_gemma",
+    host=Host,
+    assemble=assemble,
+    hub=("google/diffusiongemma-*",),
+    config=released_config,
+    keys=(
+        (r"^model\.", ""),
+        (r"^encoder\.language_model\.layers\.(\d+)\.layer_scalar$", r"scales.\1"),
+        (r"^encoder\.language_model\.", "decoder."),
+    ),
+    unused=(r"model\.encoder\.(vision_tower|embed_vision)\.",),
+    block=256,
+    ends=("<turn|>", "<end_of_turn>"),
+)
+"""`block` is that of the released model; a folder says its own."""

@@ -1,0 +1,125 @@
+"""Text models of the flow_matching package: its example's Transformer is a DiT with q, k and v apart.
+
+It is told t, and kappa = t^exponent. A run of the example is a folder with `.hydra/config.yaml` and
+`checkpoints/checkpoint.pth`, a pickle in which the optimizer's numbers lie beside the weights. `from_run`
+writes the weights alone as safetensors, with what config.yaml says of them: a folder that
+`tauflow.pretrained` loads.
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from tauflow.errors import CheckpointError, WriteError
+from tauflow.files import refuse_unwritable
+from tauflow.process.schedules import Polynomial
+from tauflow.recipes.base import Config
+from tauflow.recipes.dits import KEYS, MDLM, TOKENIZER, TRAINED, described
+from tauflow.train.archive import shortened
+
+SETTINGS = Path(".hydra", "config.yaml")
+CHECKPOINT = Path("checkpoints", "checkpoint.pth")
+LARGEST = 2**20  # bytes of the settings
+EMBEDDING = "vocab_embed.weight"
+SOURCES = {"mask": True, "uniform": False}
+
+
+def flow_config(config: Config, files: Mapping[str, Config]) -> Config:
+    """Return the settings of a folder that `from_run` has written."""
+    flow = config["flow"]
+    if flow["source_distribution"] not in SOURCES or flow["scheduler_type"] != "polynomial":
+        raise CheckpointError(
+            f"the source {shortened(str(flow['source_distribution']))} on a "
+            f"{shortened(str(flow['scheduler_type']))} schedule is not known; the recipe is for uniform or "
+            "mask, and polynomial"
+        )
+    masked = SOURCES[flow["source_distribution"]]
+    sizes = described(config["model"], TRAINED, config["num_states"] - masked, masked, apart=True)
+    return {**sizes, "schedule": Polynomial(float(flow["exponent"]))}
+
+
+FLOW_MATCHING = dataclasses.replace(
+    MDLM,
+    name="flow_matching",
+    model_type="flow_matching",
+    hub=(),
+    config=flow_config,
+    pickles=(),
+    keys=((r"^((_orig_mod|module)\.)+", ""), *KEYS),
+    time="t",
+)
+
+
+def from_run(run: str | Path, out: str | Path) -> None:
+    """Write the model of a run of flow_matching's text example to a new folder, for `tauflow.pretrained`.
+
+    The pickle is read by torch with `weights_only`, which runs no code. The folder appears when it is
+    complete; put GPT-2's tokenizer.json there unless it lies in the run.
+    """
+    run, out = Path(run), Path(out)
+    if out.exists():
+        raise CheckpointError(f"{out} is there already; remove it, or name another folder")
+    settings, weights = _settings(run / SETTINGS), _weights(run / CHECKPOINT)
+    refuse_unwritable(out.parent, "name another folder")
+    from safetensors.torch import save_file
+
+    embedding = next(weight for name, weight in weights.items() if name.endswith(EMBEDDING))
+    config = {"model_type": FLOW_MATCHING.model_type, "num_states": len(embedding), **settings}
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as made:
+            inner = Path(made) / out.name
+            inner.mkdir()
+            (inner / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+            save_file(weights, inner / "model.safetensors", metadata={"format": "pt"})
+            for name in itertools.chain(*TOKENIZER):
+                if (run / name).is_file():
+                    shutil.copyfile(run / name, inner / name)
+            os.rename(inner, out)
+    except OSError as error:
+        raise WriteError(
+            f"cannot write {out} ({error.strerror or error}); nothing is left", error.errno
+        ) from None
+
+
+def _settings(path: Path) -> Config:
+    """Return what is needed of the settings of a run."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise ValueError("it is too large")
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return {"model": dict(found["model"]), "flow": dict(found["flow"])}
+    except OSError:
+        raise CheckpointError(
+            f"{path} cannot be read; name the folder of a run of flow_matching's text example"
+        ) from None
+    except (ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError) as error:
+        raise CheckpointError(
+            f"{path} is not that of a run of flow_matching: {type(error).__name__} {shortened(str(error))}"
+        ) from None
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    """Return the weights of a pickle, which may hold plain data only."""
+    if not path.is_file():
+        raise CheckpointError(f"there is no {path}; name the folder of a run, with its last checkpoint")
+    try:
+        found: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        weights = {str(name): weight.detach().contiguous() for name, weight in found["model"].items()}
+    except Exception as error:  # torch raises many kinds
+        reason = shortened(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        raise CheckpointError(
+            f"{path} is refused, it is damaged or holds no plain weights: {reason}"
+        ) from None
+    if not any(name.endswith(EMBEDDING) and weight.ndim == 2 for name, weight in weights.items()):
+        raise CheckpointError(f"{path} has no {EMBEDDING} among its weights; it is of another model")
+    return weights

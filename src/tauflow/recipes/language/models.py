@@ -1,0 +1,216 @@
+"""Recipes of masked language models on classes of transformers: LLaDA, Dream, ESM-2, DPLM, and any other.
+
+LLaDA is Llama, and Dream is Qwen2, with full attention and other names; Dream's logits of a token stand at
+the position before it, as those of the model that it began as. ESM-2 and DPLM are the class of transformers,
+with a frame around each protein. `token_dropout` of ESM sets the embeddings of masks to zero and scales the
+others by 0.88 / (1 - share of masks), in which the frame counts as no mask: without one, an input of masks
+alone would have no finite scale. All but ESM-2 and the plain masked language models were trained to denoise
+at every share of masks under the linear schedule; on the posterior of a mask, the schedule has no influence.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from tauflow.denoise import Model
+from tauflow.errors import CheckpointError, SettingsError
+from tauflow.process import Masked, Mixture
+from tauflow.recipes.base import INSTALL, Config, Loaded, Recipe
+from tauflow.recipes.language.hosts import LanguageHost, native, own_settings
+from tauflow.recipes.language.ids import IdNetwork
+from tauflow.recipes.language.task import LENGTH, Language
+from tauflow.recipes.language.tokens import TextTokens, frame_of, ids_of, mask_of, read_tokenizer
+from tauflow.train import Trained
+
+AMINO_ACIDS = tuple("ACDEFGHIKLMNPQRSTVWY")
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "hidden_act", "max_position_embeddings", "rms_norm_eps"),
+    *("rope_theta", "rope_scaling", "rope_parameters", "tie_word_embeddings"),
+)
+"""What is read of the settings of Dream; those that are not said are Qwen2's."""
+BIDIRECTIONAL: Config = {"is_causal": False, "use_cache": False}
+LLADA_SIZES = {
+    "d_model": "hidden_size",
+    "mlp_hidden_size": "intermediate_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "max_sequence_length": "max_position_embeddings",
+    "rms_norm_eps": "rms_norm_eps",
+    "rope_theta": "rope_theta",
+    "weight_tying": "tie_word_embeddings",
+}
+LLADA_IS: Config = {
+    "block_type": "llama",
+    "layer_norm_type": "rms",
+    "activation_type": "silu",
+    "rope": True,
+    "alibi": False,
+    "include_bias": False,
+    "include_qkv_bias": False,
+    "attention_layer_norm": False,
+    "input_emb_norm": False,
+    "scale_logits": False,
+    "clip_qkv": None,
+}
+"""What the settings of a LLaDA must say, if they say it, for it to be a Llama."""
+
+
+def llada_config(config: Config, files: Mapping[str, Config]) -> Config:
+    """Return the settings of LLaDA as those of Llama; refuse what Llama has not."""
+    other = [name for name, value in LLADA_IS.items() if (config.get(name, value) or None) != (value or None)]
+    if other:
+        raise CheckpointError(f"{other[0]} is {config[other[0]]!r}; the recipe is for {LLADA_IS[other[0]]!r}")
+    sizes = {name: config[own] for own, name in LLADA_SIZES.items() if config.get(own) is not None}
+    ids = config.get("embedding_size") or config["vocab_size"]
+    settings = {"vocab_size": ids, "hidden_act": "silu", **sizes, **BIDIRECTIONAL}
+    return _described("LlamaForCausalLM", settings, config)
+
+
+def dream_config(config: Config, files: Mapping[str, Config]) -> Config:
+    """Return the settings of Dream as those of Qwen2."""
+    if config.get("use_sliding_window"):
+        raise CheckpointError("use_sliding_window is set; the recipe is for full attention")
+    settings = {name: config[name] for name in SIZES if config.get(name) is not None}
+    return _described("Qwen2ForCausalLM", settings | BIDIRECTIONAL, config)
+
+
+def esm_config(config: Config, files: Mapping[str, Config]) -> Config:
+    """Return the settings of ESM."""
+    if config.get("is_folding_model"):
+        raise CheckpointError("this is ESMFold, which folds proteins; the recipe is for language models")
+    if config.get("position_embedding_type") != "rotary":
+        raise CheckpointError("the positions are not rotary; the recipe is for ESM-2 and DPLM")
+    return _described("EsmForMaskedLM", own_settings(config), config)
+
+
+def masked_lm_config(config: Config, files: Mapping[str, Config]) -> Config:
+    """Return the settings of a masked language model; its class is that of transformers for its type."""
+    try:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as NAMES
+    except ImportError:
+        raise SettingsError(f"a masked language model needs more packages: {INSTALL}") from None
+    kind = str(config.get("model_type"))
+    if kind not in NAMES:
+        raise CheckpointError(f"transformers has no masked language model of type {kind!r}")
+    return _described(NAMES[kind], own_settings(config), config)
+
+
+def _described(kind: str, settings: Config, config: Config) -> Config:
+    """Return what `native` and `assemble` read; `mask` and `ends` are ids that config.json says."""
+    said = config.get("eos_token_id")
+    ends = said if isinstance(said, list) else [said]
+    found = {"class": kind, "settings": settings, "ends": [each for each in ends if isinstance(each, int)]}
+    return found if config.get("mask_token_id") is None else found | {"mask": config["mask_token_id"]}
+
+
+def assemble(loaded: Loaded, checked: bool = False) -> Trained:
+    """Make the model and the task; where the class is not known here, its parts are checked."""
+    recipe, host = loaded.recipe, LanguageHost(loaded.host)
+    num_ids = loaded.host.config.vocab_size
+    tokenizer = read_tokenizer(loaded.folder, recipe.tokenizer)
+    mask = mask_of(loaded, tokenizer, num_ids)
+    ids = ids_of(loaded, tokenizer, num_ids, mask)
+    before, after = frame_of(loaded, tokenizer)
+    if checked:
+        host.refuse_unsplit()
+    context = context_of(host, tokenizer)
+    context = None if context is None else context - len(before) - len(after)
+    names = recipe.allowed if isinstance(recipe.allowed, tuple) else None
+    vocabulary = tokenizer.get_vocab()
+    ends = [*loaded.config["ends"], *(vocabulary[name] for name in recipe.ends if name in vocabulary)]
+    task = Language(
+        TextTokens(tokenizer, ids, names),
+        min(LENGTH, context or LENGTH),
+        tuple(token for token in dict.fromkeys(ids.tokens(ends)) if token >= 0),
+        context,
+        recipe.block,
+    )
+    network = IdNetwork(host, ids, before, after, recipe.shift)
+    return Trained(Model(network, Mixture(Masked(len(ids)), recipe.schedule), task.shape), task)
+
+
+def context_of(host: LanguageHost, tokenizer: Any) -> int | None:
+    """Return how many positions a model has; None where nothing says so."""
+    limits = [getattr(host.model.config, "max_position_embeddings", None), tokenizer.model_max_length]
+    for name, module in host.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            begin = 0 if module.padding_idx is None else module.padding_idx + 1  # positions count from there
+            limits.append(module.num_embeddings - begin)
+    return min((limit for limit in limits if limit and 0 < limit < 2**31), default=None)
+
+
+LLADA = Recipe(
+    name="llada",
+    model_type="llada",
+    host=native,
+    assemble=assemble,
+    hub=("GSAI-ML/LLaDA-8B-*", "GSAI-ML/LLaDA-1.5*"),
+    config=llada_config,
+    keys=(
+        (r"^(model\.)?transformer\.wte\.", "model.embed_tokens."),
+        (r"^(model\.)?transformer\.ln_f\.", "model.norm."),
+        (r"^(model\.)?transformer\.ff_out\.", "lm_head."),
+        (r"^(model\.)?transformer\.blocks\.(\d+)\.", r"model.layers.\2."),
+        (r"^(model\.layers\.\d+)\.attn_norm\.", r"\1.input_layernorm."),
+        (r"^(model\.layers\.\d+)\.([qkv])_proj\.", r"\1.self_attn.\2_proj."),
+        (r"^(model\.layers\.\d+)\.attn_out\.", r"\1.self_attn.o_proj."),
+        (r"^(model\.layers\.\d+)\.ff_norm\.", r"\1.post_attention_layernorm."),
+        (r"^(model\.layers\.\d+)\.ff_proj\.", r"\1.mlp.gate_proj."),
+        (r"^(model\.layers\.\d+)\.up_proj\.", r"\1.mlp.up_proj."),
+        (r"^(model\.layers\.\d+)\.ff_out\.", r"\1.mlp.down_proj."),
+    ),
+    mask=126336,
+    ends=("<|endoftext|>", "<|eot_id|>"),
+    tokenizer="PreTrainedTokenizerFast",
+)
+
+DREAM = Recipe(
+    name="dream",
+    model_type="Dream",
+    host=native,
+    assemble=assemble,
+    hub=("Dream-org/*", "apple/DiffuCoder*"),
+    config=dream_config,
+    unused=(r".*rotary_emb\.inv_freq$",),
+    mask=151666,
+    shift=1,
+    ends=("<|endoftext|>", "<|im_end|>"),
+    tokenizer="Qwen2Tokenizer",
+)
+
+ESM = Recipe(
+    name="esm",
+    model_type="esm",
+    host=native,
+    assemble=assemble,
+    hub=("facebook/esm2_*", "airkingbd/dplm_*"),
+    config=esm_config,
+    keys=((r"^net\.", ""),),
+    unused=(r".*rotary_embeddings\.inv_freq$", r".*position_ids$", r".*position_embeddings\.weight$"),
+    pickles=("pytorch_model.bin",),
+    optional=("esm.contact_head.regression.weight", "esm.contact_head.regression.bias"),
+    allowed=AMINO_ACIDS,
+    framing="tokenizer",
+    tokenizer="EsmTokenizer",
+)
+
+MASKED_LM = Recipe(
+    name="masked_lm",
+    model_type="*",
+    host=native,
+    assemble=partial(assemble, checked=True),
+    architecture="*ForMaskedLM",
+    hub=("*/*bert*",),
+    config=masked_lm_config,
+    keys=((r"\.gamma$", ".weight"), (r"\.beta$", ".bias")),  # as files of the first years have it
+    unused=(r".*\.position_ids$", r".*\.pooler\.", r"cls\.seq_relationship\.", r".*rotary_emb\.inv_freq$"),
+    pickles=("pytorch_model.bin",),
+    allowed="plain",
+    framing="tokenizer",
+)
+
+LANGUAGE = (LLADA, DREAM, ESM, MASKED_LM)

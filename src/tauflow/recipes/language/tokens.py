@@ -1,0 +1,176 @@
+"""Texts to tokens and back, by the tokenizer that lies in the folder of a model.
+
+The tokenizer is of a class of transformers; code that comes with one is never run.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tauflow.errors import CheckpointError, SettingsError
+from tauflow.recipes.base import INSTALL, Loaded
+from tauflow.recipes.language.ids import Ids
+from tauflow.train.archive import shortened
+
+MASK = "_"  # what a mask is shown as
+
+
+class TextTokens:
+    """The tokenizer of a model over tokens of tauflow.
+
+    Args:
+        tokenizer: of transformers.
+        ids: which ids are data tokens.
+        names: of the tokens, where they are all there is: texts are then their names one after the other, as
+            those of proteins are. None: a text is what the tokenizer says.
+    """
+
+    def __init__(self, tokenizer: Any, ids: Ids, names: Sequence[str] | None = None):
+        self.tokenizer = tokenizer
+        self.ids = ids
+        self._mask = None if ids.mask is None else tokenizer.convert_ids_to_tokens(ids.mask)
+        self._names = None
+        if names is not None:
+            numbers = ids.tokens([tokenizer.convert_tokens_to_ids(name) for name in names])
+            self._names = dict(zip(names, numbers, strict=True))
+            self._shown = {number: name for name, number in self._names.items()}
+
+    @property
+    def size(self) -> int:
+        """Return V."""
+        return len(self.ids)
+
+    @property
+    def has_space(self) -> bool:
+        """Return whether a space is a token; else it is a part of the word after it."""
+        return self._names is None and " " in self.tokenizer.get_vocab()
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return the tokens by their names."""
+        names = self.tokenizer.convert_ids_to_tokens(self.ids.kept.tolist())
+        return {name: token for token, name in enumerate(names)}
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text; refuse one that samples cannot have."""
+        if self._names is not None:
+            return [self._named(character) for character in text.strip()]
+        try:
+            ids = self.tokenizer.encode(text, add_special_tokens=False)
+        except (TypeError, UnicodeError):
+            raise SettingsError(
+                f"the text {shortened(text)!a} is no valid Unicode; write it as UTF-8"
+            ) from None
+        tokens = self.ids.tokens(ids)
+        if -1 in tokens:
+            name = self.tokenizer.convert_ids_to_tokens(ids[tokens.index(-1)])
+            raise SettingsError(
+                f"the text has the token {name!r}, which is none of those that the model draws; write it "
+                "without"
+            )
+        return tokens
+
+    def _named(self, name: str) -> int:
+        assert self._names is not None
+        if name not in self._names:
+            raise SettingsError(
+                f"the model has no token {name!r} (it has {' '.join(self._names)}); drop it from the text"
+            )
+        return self._names[name]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, with `_` for each that is no data token, such as a mask."""
+        if self._names is not None:
+            return "".join(self._shown.get(token, MASK) for token in tokens)
+        known = [token if 0 <= token < self.size else self.size for token in tokens]
+        if self.ids.mask is None:
+            known = [token for token in known if token < self.size]
+        text = self.tokenizer.decode(self.ids.of(known), skip_special_tokens=False)
+        return text.replace(self._mask, MASK) if self._mask else text
+
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Return the texts of samples."""
+        return [self.decode(row) for row in rows]
+
+    def chat(self, messages: str | Sequence[dict[str, str]]) -> str:
+        """Return the text that asks for an answer to a conversation, or to one message of a user."""
+        if not self.tokenizer.chat_template:
+            raise SettingsError(
+                "the tokenizer has no chat template, so the model was not trained to answer; give the text "
+                "that is to be continued"
+            )
+        said = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+        try:
+            return self.tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
+        except Exception as error:  # of jinja, and what a template raises
+            raise SettingsError(f"the chat template refuses the messages: {shortened(str(error))}") from None
+
+
+def read_tokenizer(folder: Path, kind: str) -> Any:
+    """Read the tokenizer of a folder into a class of transformers."""
+    try:
+        import transformers
+    except ImportError:
+        raise SettingsError(f"a tokenizer needs more packages: {INSTALL}") from None
+    try:
+        return getattr(transformers, kind).from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # transformers raises many kinds
+        raise CheckpointError(
+            f"{folder} has no tokenizer that {kind} can read ({shortened(str(error).splitlines()[0])}); put "
+            "the model's own there"
+        ) from None
+
+
+def mask_of(loaded: Loaded, tokenizer: Any, num_ids: int) -> int:
+    """Return the id of the mask: as config.json, the recipe or the tokenizer says it."""
+    own = tokenizer.mask_token_id
+    said = loaded.config.get("mask", loaded.recipe.mask)
+    found = own if said is None else said
+    if not isinstance(found, int) or not 0 <= found < num_ids:
+        raise CheckpointError(
+            f"the tokenizer in {loaded.folder} has no mask token among the {num_ids} ids of the model, and "
+            "config.json has no mask_token_id; it is no masked language model, or of another one"
+        )
+    if own is not None and own != found:
+        raise CheckpointError(
+            f"the tokenizer in {loaded.folder} has the mask {own}, the model {found}; take the one that "
+            "belongs to the model"
+        )
+    return found
+
+
+def ids_of(loaded: Loaded, tokenizer: Any, num_ids: int, mask: int) -> Ids:
+    """Return which ids are data tokens, as the recipe says."""
+    allowed, vocabulary = loaded.recipe.allowed, tokenizer.get_vocab()
+    if isinstance(allowed, tuple):
+        lacking = [name for name in allowed if name not in vocabulary]
+        if lacking:
+            raise CheckpointError(
+                f"the tokenizer in {loaded.folder} has no token {lacking[0]!r}, which {loaded.recipe.name} "
+                "models draw; take the tokenizer that belongs to the model"
+            )
+        return Ids((vocabulary[name] for name in allowed), num_ids, mask)
+    dropped = {mask} | (set(tokenizer.all_special_ids) if allowed == "plain" else set())
+    return Ids(
+        (each for each in vocabulary.values() if each < num_ids and each not in dropped), num_ids, mask
+    )
+
+
+def frame_of(loaded: Loaded, tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Return the ids before and after a sequence, as the recipe says."""
+    framing, allowed = loaded.recipe.framing, loaded.recipe.allowed
+    if framing != "tokenizer":
+        vocabulary = tokenizer.get_vocab()
+        lacking = [name for part in framing for name in part if name not in vocabulary]
+        if lacking:
+            raise CheckpointError(f"the tokenizer in {loaded.folder} has no token {lacking[0]!r}, a frame's")
+        before, after = ([vocabulary[name] for name in part] for part in framing)
+        return before, after
+    word = allowed[0] if isinstance(allowed, tuple) else "a"
+    inner = tokenizer.encode(word, add_special_tokens=False)
+    framed = tokenizer.encode(word, add_special_tokens=True)
+    for begin in range(len(framed) - len(inner) + 1):
+        if framed[begin : begin + len(inner)] == inner:
+            return framed[:begin], framed[begin + len(inner) :]
+    raise CheckpointError(f"the tokenizer in {loaded.folder} changes a text when it frames it")

@@ -1,0 +1,235 @@
+"""DiffusionGemma: a tiny random model of the class of transformers, loaded, compared and sampled."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
+
+import tauflow
+from tauflow import Model
+from tauflow.errors import CheckpointError, SamplingError, SettingsError
+from tauflow.recipes import pretrained
+from tauflow.samplers import SAMPLERS
+from tauflow.train import Trained
+
+V, B, D, NFE = 40, 3, 6, 3
+WORDS = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"w{number}" for number in range(V - 4))]
+TEXT = {
+    "vocab_size": V,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,  # a scale of a layer is felt two layers later
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 8,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "max_position_embeddings": 40,
+    "final_logit_softcapping": 30.0,
+}
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "position_embedding_size": 16,
+    "patch_size": 2,
+}
+X = torch.randint(V, (B, D), generator=torch.Generator().manual_seed(0))
+T = torch.zeros(B)
+LENGTHS = (14, 3, 9)  # of prompts; the window of the first layer is 8
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The model of transformers, and the folder that it was saved to."""
+    from transformers import DiffusionGemmaConfig, DiffusionGemmaForBlockDiffusion, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    config = DiffusionGemmaConfig(text_config=TEXT, vision_config=VISION, canvas_length=D)
+    model = DiffusionGemmaForBlockDiffusion(config).eval().requires_grad_(False)
+    for weight in model.parameters():
+        weight.normal_(std=0.4) if weight.ndim > 1 else weight.add_(0.2 * torch.randn_like(weight))
+    for layer, scale in enumerate((0.8, 1.1, 1.3)):  # all that encoder and decoder do not share
+        model.model.encoder.language_model.layers[layer].layer_scalar.fill_(scale)
+        model.model.decoder.layers[layer].layer_scalar.fill_(2 - scale)
+    folder = tmp_path_factory.mktemp("gemma")
+    model.save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, "<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"eos_token": "<eos>", "bos_token": "<bos>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(folder)
+    return model, folder
+
+
+@pytest.fixture(scope="module")
+def trained(saved) -> Trained:
+    return pretrained(saved[1])
+
+
+def prompts(trained: Trained, lengths=LENGTHS) -> Tensor:
+    """Random prompts of these lengths as conditions (B, C)."""
+    generator = torch.Generator().manual_seed(1)
+    rows = [torch.randint(4, V, (length,), generator=generator).tolist() for length in lengths]
+    return torch.stack([trained.task.row(row) for row in rows])
+
+
+def reference(model, condition: Tensor, x: Tensor, logits: Tensor | None = None) -> Tensor:
+    """The logits of the model of transformers, of one sequence after the other."""
+    found = [
+        model(
+            input_ids=row[row >= 0][None],
+            decoder_input_ids=canvas[None],
+            self_conditioning_logits=None if logits is None else logits[number : number + 1],
+        ).logits
+        for number, (row, canvas) in enumerate(zip(condition, x, strict=True))
+    ]
+    return torch.cat(found)
+
+
+def test_logits_are_those_of_transformers(saved, trained):
+    """Of prompts of different lengths in one batch, without and with memory, and of the head apart."""
+    model, _ = saved
+    network = trained.model.denoiser.network
+    condition = prompts(trained)
+    rows = network.hidden(X, T, condition)
+    first = reference(model, condition, X)
+    torch.testing.assert_close(network.head(rows), first, atol=1e-5, rtol=1e-4)
+    second = reference(model, condition, X.flip(1), first)
+    own = network.head(network.hidden(X.flip(1), T, condition, memory=rows))
+    torch.testing.assert_close(own, second, atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(second, reference(model, condition, X.flip(1)), atol=1e-2)
+    some = torch.tensor([0, 7, 17])
+    torch.testing.assert_close(network.head(rows.flatten(0, 1)[some]), first.flatten(0, 1)[some])
+
+
+def test_a_canvas_may_be_padded(trained):
+    condition, read = prompts(trained), torch.arange(D) < torch.tensor([6, 2, 4])[:, None]
+    network = trained.model.denoiser.network
+    together = network.hidden(X, T, condition, read)
+    for number in range(B):
+        own = slice(number, number + 1)
+        alone = network.hidden(X[own][:, read[number]], T[own], condition[own])
+        torch.testing.assert_close(together[own][:, read[number]], alone, atol=1e-5, rtol=1e-4)
+
+
+def test_what_is_loaded(saved, trained):
+    _, folder = saved
+    assert (trained.model.shape, trained.model.process.name, trained.model.process.num_tokens) == (
+        (D,),
+        "uniform",
+        V,
+    )
+    assert (trained.task.block, trained.task.context, trained.task.ends) == (D, D, (1,))
+    assert trained.task.caption(trained.task.condition("w1 w2 w3")) == "w1 w2 w3"
+    half = pretrained(folder, dtype="bfloat16", length=4)
+    assert half.model.shape == (4,)
+    found = tauflow.sample(half.model, "tr_cie", 3, count=2, condition=half.task.condition("w1"))
+    assert half.model.denoiser.network.decoder.dtype == torch.bfloat16
+    assert found.tokens.shape == (2, 4)
+
+
+CASES = [
+    name
+    for name in SAMPLERS
+    if not SAMPLERS[name]().refuses(
+        Model(lambda x, t: x, tauflow.Mixture(tauflow.Uniform(V), "linear"), (D,))
+    )
+]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_sampler_of_a_uniform_source(trained, name):
+    """Prompts of different lengths, a known token of the canvas, guidance; the same in parts of a batch."""
+    known = torch.zeros(B, D, dtype=torch.bool)
+    known[:, 2] = True
+    request = {"count": B, "condition": prompts(trained), "prompt": (torch.full((B, D), 7), known), "seed": 2}
+    found = tauflow.sample(trained.model, name, NFE, **request)
+    assert (found.tokens[:, 2] == 7).all()
+    assert found.nfe <= NFE
+    assert found.info.forwards == found.nfe
+    guided = tauflow.sample(trained.model.guided(1.5), name, NFE, **request, batch_size=2)
+    assert (guided.tokens[:, 2] == 7).all()
+    assert guided.info.forwards in range(4 * guided.nfe - 3, 4 * guided.nfe + 1)  # the last may be unread
+
+
+@pytest.mark.parametrize("spec", ["bridge_systematic", "theta_trapezoidal", "tr_cie"])
+def test_self_conditioning_is_that_of_a_loop_by_hand(saved, trained, spec):
+    """The model of transformers, which is handed its last logits."""
+    model, _ = saved
+    condition = prompts(trained, (5, 5, 5))
+    last: list[Tensor | None] = [None]
+
+    def by_hand(x, t):
+        last.append(
+            model(input_ids=condition[:, :5], decoder_input_ids=x, self_conditioning_logits=last[-1]).logits
+        )
+        return last[-1]
+
+    plain = Model(by_hand, trained.model.process, (D,))
+    wanted = tauflow.sample(plain, spec, NFE, count=B, seed=5)
+    found = tauflow.sample(trained.model, spec, NFE, count=B, seed=5, condition=condition)
+    assert torch.equal(wanted.tokens, found.tokens)
+    assert (wanted.nfe, len(last) - 1) == (found.nfe, found.nfe)
+
+
+def test_a_prompt_is_encoded_once_and_a_longer_one_where_it_is_new(saved, trained):
+    model, _ = saved
+    encoded = trained.model.denoiser.network.prompts
+    condition = prompts(trained, (12, 4, 12))
+    before = encoded.encoded
+    tauflow.sample(trained.model.guided(1.5), "tr_cie", NFE, count=B, condition=condition)
+    assert encoded.encoded - before == 12 + 1  # and the beginning of a text alone
+    rows = [row[row >= 0].tolist() + canvas for row, canvas in zip(condition, X.tolist(), strict=True)]
+    longer = torch.stack([trained.task.row(row) for row in rows])
+    logits = trained.model.denoiser.evaluate(X, T, longer).logits(slice(None)).view(B, D, V)
+    assert encoded.encoded - before == 12 + 1 + D
+    torch.testing.assert_close(logits, reference(model, longer, X), atol=1e-5, rtol=1e-4)
+
+
+def changed(folder, target, drop=None, **settings) -> None:
+    """Copy a folder with other settings, or without a weight."""
+    shutil.copytree(folder, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | settings))
+    if drop is not None:
+        weights = load_file(target / "model.safetensors")
+        del weights[drop]
+        save_file(weights, target / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"drop": "model.decoder.norm.weight"}, "missing: decoder.norm.weight"),
+        ({"drop": "model.encoder.language_model.layers.1.layer_scalar"}, "missing: scales.1"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings is false"),
+        ({"canvas_length": 40}, "leave no place for a prompt"),
+        ({"canvas_length": 0}, "canvas_length is 0"),
+    ],
+)
+def test_a_folder_that_is_none_is_refused(saved, tmp_path, change, message):
+    changed(saved[1], tmp_path / "other", **change)
+    with pytest.raises(CheckpointError, match=message):
+        pretrained(tmp_path / "other")
+
+
+def test_prompts_that_are_none_are_refused(trained):
+    with pytest.raises(SettingsError, match="1 to 34 tokens, this one 35"):
+        trained.task.condition("w1 " * 35)
+    with pytest.raises(SettingsError, match="this one 0"):
+        trained.task.condition("")
+    holes = prompts(trained)
+    holes[0, 2] = -1
+    with pytest.raises(SamplingError, match="-1 after its last id only"):
+        tauflow.sample(trained.model, nfe=2, count=B, condition=holes)
