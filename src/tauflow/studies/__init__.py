@@ -3,6 +3,7 @@
 To add one, write a class in one of these modules (its docstring is the question) and name it here.
 """
 
+from tauflow.studies.antibodies import Antibodies
 from tauflow.studies.base import Study, name_of
 from tauflow.studies.beyond import Dependence, Joints, Laws, Tuned, Tuning
 from tauflow.studies.image_orders import ImageOrders
@@ -28,5 +29,6 @@ STUDIES: dict[str, type[Study]] = {
         *(Text, Tuning, Tuned, Joints, Laws, Dependence, Images, ImageSchedules, ImageOrders),
         *(Guidance, TextToImage),
         *(Molecules, Moses, MoleculeTemperatures, MoleculeScaffolds, MoleculeProperties),
+        Antibodies,
     )
 }
