@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from tauflow.evaluation.store import Results
     from tauflow.networks import Network, NetworkConfig
     from tauflow.recipes import pretrained
+    from tauflow.recipes.generation import generate
     from tauflow.tasks import Countdown, Task
     from tauflow.train import DFMModule, Trained, export, load
 
@@ -66,6 +67,7 @@ _LAZY = {  # these bring lightning along, so they are imported when they are fir
     "Trained": "tauflow.train",
     "evaluate": "tauflow.evaluation.evaluate",
     "export": "tauflow.train",
+    "generate": "tauflow.recipes.generation",
     "load": "tauflow.train",
     "pretrained": "tauflow.recipes",
 }
@@ -106,6 +108,7 @@ __all__ = [
     "fixed",
     "from_masked_lm",
     "from_probabilities",
+    "generate",
     "learn_order",
     "load",
     "nll",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from tauflow.cli.sample_arguments import parser, refuse_unknown
+from tauflow.cli.sample_text import asks_for_text, generate_text
 from tauflow.errors import SettingsError, TauflowError
 from tauflow.stopping import exit_code, stoppable
 
@@ -37,7 +38,7 @@ def sample(argv: list[str] | None = None) -> NoReturn:
 
     try:
         with stoppable():
-            results = _sample(arguments)
+            complete = _sample(arguments)
     except LostRank as error:
         sys.exit(f"error: {error}")
     except TauflowError as error:
@@ -49,10 +50,11 @@ def sample(argv: list[str] | None = None) -> NoReturn:
             again = f"; the same command resumes ({arguments.out})" if arguments.out else ""
             print(f"\nstopped{again}", file=sys.stderr)
         sys.exit(exit_code(stop))
-    sys.exit(1 if results.problems else 0)
+    sys.exit(0 if complete else 1)
 
 
-def _sample(arguments: argparse.Namespace) -> "Results":
+def _sample(arguments: argparse.Namespace) -> bool:
+    """Show a text, or the table that was asked for; return whether there were no problems."""
     from tauflow.cli.sample_request import checkpoint_of, refuse_unfit, requested, tensorboard_folder
     from tauflow.evaluation.folder import opened_results
     from tauflow.evaluation.grid import GridOptions
@@ -61,7 +63,10 @@ def _sample(arguments: argparse.Namespace) -> "Results":
     from tauflow.ranks import watched
 
     refuse_unfit(arguments)
+    text = asks_for_text(arguments, parser())
     fabric = _fabric(arguments)
+    if text and generate_text(arguments, fabric):
+        return True
     request = requested(checkpoint_of(arguments), arguments, fabric.device)
     board = tensorboard_folder(arguments, request.path) if arguments.tensorboard else None
     if not arguments.out and shows_more_than_text(request.grid.task):
@@ -85,7 +90,7 @@ def _sample(arguments: argparse.Namespace) -> "Results":
                 _show(arguments, results, request.grid)
                 if board is not None:
                     _write_tensorboard(board, results, request.grid, request.trained.step)
-    return results
+    return not results.problems
 
 
 def _agreed(request: "Request", arguments: argparse.Namespace, fabric: "Fabric") -> "Request":

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from tauflow.cli.sample_text import add_text_arguments
 from tauflow.cli.sample_values import given, given_path, text
 from tauflow.samplers import SAMPLERS, SETS, split_specs
 from tauflow.samplers.spec import described
@@ -33,6 +34,7 @@ With several samplers or budgets: evaluates every combination, a cell, and print
   python sample.py --task fashion --guidance 1 2 4
   python sample.py --task fashion --complete picture.png --keep left
   python sample.py --pretrained LucasJinWang/FUDOKI --condition "a photo of a red cube" --guidance 6 --nfe 8
+  python sample.py --pretrained GSAI-ML/LLaDA-8B-Instruct --chat --prompt "Why is the sky blue?" --block 32
 """
 
 
@@ -107,6 +109,7 @@ def parser() -> argparse.ArgumentParser:
     )
     what.add_argument("--seed", type=int, default=0, help="seed of everything that is drawn (default 0)")
     add_request_arguments(what)
+    add_text_arguments(what)
     add_result_arguments(found)
     add_device_arguments(found)
     return found
@@ -127,7 +130,7 @@ def add_request_arguments(group: Any) -> None:
         "--length",
         type=int,
         metavar="N",
-        help="tokens of every sample, of a task whose samples vary in length",
+        help="tokens of every sample, of a task whose samples vary in length or a pretrained language model",
     )
     group.add_argument(
         "--complete",
@@ -207,6 +210,9 @@ def add_model_arguments(group: Any) -> None:
         type=given,
         metavar="NAME",
         help="a model that others have trained: its folder, or its name on the hub (docs/pretrained.md)",
+    )
+    group.add_argument(
+        "--dtype", type=given, metavar="NAME", help="of the weights of --pretrained, such as bfloat16"
     )
     group.add_argument(
         "--rates",

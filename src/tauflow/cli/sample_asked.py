@@ -8,6 +8,21 @@ if TYPE_CHECKING:
 
     from tauflow.samplers import Prompt
     from tauflow.tasks import Task
+    from tauflow.train import Trained
+
+
+def sized(arguments: argparse.Namespace, trained: "Trained") -> "Trained":
+    """Return a pretrained model with samples as long as --length, or as the text of --infill, says."""
+    from tauflow.recipes.language import Language, resized
+    from tauflow.tasks.prompts import places
+
+    task, text = trained.task, arguments.infill
+    if arguments.length is not None:
+        return resized(trained, arguments.length)
+    if text is None or not isinstance(task, Language):
+        return trained
+    longest = task.sized(task.context or 2 * len(text.encode()))
+    return resized(trained, places(longest.infill(text)))
 
 
 def known(arguments: argparse.Namespace, task: "Task") -> tuple["Prompt | None", "Tensor | None"]:
@@ -15,7 +30,7 @@ def known(arguments: argparse.Namespace, task: "Task") -> tuple["Prompt | None",
     from tauflow.samplers import Prompt
 
     prompt = _prompt(arguments, task)
-    allowed = task.allowed(prompt, arguments.length)
+    allowed = task.allowed(prompt, None if arguments.pretrained else arguments.length)
     if allowed is None:
         return prompt, None
     single = allowed.sum(1) == 1  # known without an evaluation

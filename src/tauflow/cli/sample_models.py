@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 TRIES = 100  # to read a checkpoint that a run replaces all the time
 
 
-def loaded_pretrained(name: str, rates: str | None, device: "torch.device") -> tuple["Trained", str]:
+def loaded_pretrained(arguments: argparse.Namespace, device: "torch.device") -> tuple["Trained", str]:
     """Load a pretrained model and return it with the SHA-256 of its files."""
     from tauflow.recipes import RECIPES, pretrained
     from tauflow.recipes.folders import digest_of, folder_of
 
-    folder = folder_of(name, RECIPES)
-    trained = pretrained(folder, device_map=device, rates=rates)
+    folder = folder_of(arguments.pretrained, RECIPES)
+    trained = pretrained(folder, arguments.dtype, device, arguments.rates)
     return trained, digest_of(folder)
 
 

@@ -60,7 +60,8 @@ class Request:
 def requested(path: Path, arguments: argparse.Namespace, device: "torch.device") -> Request:
     """Read the checkpoint and make the grid that was asked for; refuse what cannot be done."""
     if arguments.pretrained:
-        trained, sha256 = loaded_pretrained(arguments.pretrained, arguments.rates, device)
+        trained, sha256 = loaded_pretrained(arguments, device)
+        trained = sample_asked.sized(arguments, trained)
     else:
         trained, sha256 = loaded(path, arguments, device)
         if arguments.rates:
@@ -78,6 +79,8 @@ def requested(path: Path, arguments: argparse.Namespace, device: "torch.device")
         settings["rates"] = _rates(trained.model.process)
         grid.notes.append(f"sampled with {settings['rates']} rates")
     settings |= {"samplers": list(grid.samplers), "nfes": grid.nfes, "guidance": grid.guidance}
+    if arguments.dtype:
+        settings["dtype"] = arguments.dtype
     order = trained.model.order
     if order is not None:
         settings["order_sha256"] = hashlib.sha256(order.numpy().tobytes()).hexdigest()
@@ -120,6 +123,8 @@ def refuse_unfit(arguments: argparse.Namespace) -> None:
         raise SettingsError("give --task, a shipped model, or --ckpt, a checkpoint of your own, not both")
     if arguments.pretrained:
         _refuse_unfit_to_pretrained(arguments)
+    elif arguments.dtype:
+        raise SettingsError("--dtype is of the weights of --pretrained; for a checkpoint give --precision")
     if arguments.unconditional and not arguments.guidance:
         raise SettingsError(
             "--unconditional needs --guidance W, how much to guide away from it; 2 is a start"

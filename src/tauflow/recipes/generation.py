@@ -1,0 +1,267 @@
+"""generate: texts that follow prompts, one block of new tokens after the other.
+
+A block is sampled as `tauflow.sample` samples, with the prompt and the blocks before it known; with one block
+the two are the same. What stands after a block while it is sampled depends on the process: masks, as many as
+there are new tokens to come, where the noise is masks; nothing, where it is other tokens, since these would
+be those of no time at which the network is asked.
+
+Shapes: B prompts, A of them whose texts have not ended, P tokens of the longest prompt, N new tokens, K
+tokens of a block, D coordinates, V data tokens, C columns of a condition.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tauflow.errors import SettingsError
+from tauflow.recipes.generation_prompts import Adjusted, Asked, Prompted, prompted_model
+from tauflow.recipes.language.task import LENGTH, Language
+from tauflow.samplers import Result, Sampler, sampler_from
+from tauflow.samplers.api import seeded, whole
+from tauflow.samplers.run import Request, run
+from tauflow.train import Trained
+from tauflow.train.archive import shortened
+
+Text = str | Sequence[Mapping[str, str]]
+"""A prompt: text that is continued, or the messages of a conversation that is answered."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an observer is shown after every step, and after every block.
+
+    Args:
+        tokens: new ones of all samples (B, N) as they are now; V where there are none yet.
+        block: which one is sampled, from 0 on.
+        blocks: how many there are.
+    """
+
+    tokens: Tensor
+    block: int
+    blocks: int
+
+
+Observer = Callable[[Step], None]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Texts, and what they cost.
+
+    Args:
+        texts: what follows each prompt, up to its end.
+        tokens: the same as tokens (n,), for each prompt.
+        evaluations: of the denoiser, in all blocks.
+        forwards: network calls: two for each evaluation with guidance.
+        taken: evaluations that each sample took part in; one that has ended is not sampled any more.
+    """
+
+    texts: list[str]
+    tokens: list[Tensor]
+    evaluations: int
+    forwards: int
+    taken: list[int]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Return how many new tokens each sample has before its end."""
+        return [len(row) for row in self.tokens]
+
+    @property
+    def tokens_per_evaluation(self) -> float:
+        """Return new tokens of a sample for each evaluation that it took part in, mean over all of these."""
+        return sum(self.lengths) / sum(self.taken)
+
+
+def generate(
+    trained: Trained,
+    prompts: Text | Sequence[Text],
+    max_new_tokens: int | None = None,
+    sampler: Sampler | str = "auto",
+    nfe: int = 32,
+    *,
+    block: int | None = None,
+    guidance: float = 1.0,
+    temperature: float = 1.0,
+    seed: int | torch.Generator = 0,
+    observer: Observer | None = None,
+) -> Generated:
+    """Sample texts that continue prompts, or answer conversations, with a pretrained language model.
+
+    Prompts of a batch may differ in length: each has the logits that it has alone. A text ends at the first
+    end token of the model; a sample that has ended is not sampled in later blocks, and when all have, no more
+    evaluations are made.
+
+    Args:
+        trained: from `tauflow.pretrained`.
+        prompts: one or several: texts, or conversations, each a list of messages such as {"role": "user",
+            "content": "Hi"}, which the chat template of the model writes as a text.
+        max_new_tokens: N; None is a block of the model, or else 128, or as many as it can still read.
+        sampler: as in `tauflow.sample`.
+        nfe: budget of evaluations of all blocks together, which share it evenly; the first ones have one more
+            where it cannot be shared so.
+        block: new tokens that are sampled together, K, a divisor of N; None is what the model was trained
+            with, or else all of them.
+        guidance: weight; 1 is none. A masked model is guided away from what it says to a masked prompt, one
+            that takes prompts as conditions away from what it says without one.
+        temperature: divides the logits.
+        seed: of all randomness, or a torch.Generator.
+        observer: called with a `Step` after every step.
+    """
+    task = _language(trained)
+    encoded = [task.text.encode(_written(prompt, task)) for prompt in _several(prompts)]
+    new, size = _sizes(task, encoded, max_new_tokens, block)
+    blocks, nfe = new // size, whole(nfe, "nfe")
+    if nfe < blocks:
+        raise SettingsError(
+            f"{blocks} blocks need an evaluation each, nfe is {nfe}; raise it, or take larger blocks"
+        )
+    prompted = prompted_model(trained.model, task, encoded, Adjusted(guidance, temperature))
+    writing = Writing(task, prompted, torch.full((len(encoded), new), task.num_tokens))
+    chosen, generator = sampler_from(sampler, trained.model), seeded(seed)
+    for number in range(blocks):
+        budget = nfe // blocks + (number < nfe % blocks)
+        shown = observer and partial(_show, observer, number, blocks)
+        writing.sample_block(number * size, size, partial(_run, chosen, budget, generator), shown)
+        if not len(writing.going):
+            break
+    return writing.generated
+
+
+class Writing:
+    """New tokens (B, N) of all samples as they grow; V where there are none yet."""
+
+    def __init__(self, task: Language, prompted: Prompted, tokens: Tensor):
+        self.task = task
+        self.prompted = prompted
+        self.tokens = tokens
+        self.going = torch.arange(len(tokens))  # (A,) the samples that have not ended
+        self.taken = torch.zeros(len(tokens), dtype=torch.long)  # evaluations of each
+        self.evaluations = self.forwards = 0
+
+    def sample_block(
+        self,
+        begin: int,
+        size: int,
+        sample: Callable[[Asked, Callable[[Tensor], None] | None], Result],
+        show: Callable[[Tensor], None] | None,
+    ) -> None:
+        """Sample the new tokens from `begin` on of those that have not ended."""
+        asked = self.prompted.asked(self.tokens[self.going], self.going, begin, size)
+
+        def now(x: Tensor) -> Tensor:
+            tokens = self.tokens.clone()
+            tokens[self.going, begin : begin + size] = asked.block(x).cpu()
+            return tokens
+
+        result = sample(asked, show and (lambda x: show(now(x))))
+        self.tokens = now(result.tokens)
+        self.taken[self.going] += result.nfe
+        self.evaluations += result.nfe
+        self.forwards += result.info.forwards
+        if show:
+            show(self.tokens)
+        self.going = self.going[self.task.lengths(self.tokens[self.going]) == self.tokens.shape[1]]
+
+    @property
+    def generated(self) -> Generated:
+        """Return what there is."""
+        ends = self.task.lengths(self.tokens).tolist()
+        rows = [row[:end] for row, end in zip(self.tokens, ends, strict=True)]
+        texts = [self.task.text.decode(row.tolist()) for row in rows]
+        return Generated(texts, rows, self.evaluations, self.forwards, self.taken.tolist())
+
+
+def _show(observer: Observer, block: int, blocks: int, tokens: Tensor) -> None:
+    observer(Step(tokens, block, blocks))
+
+
+def _run(
+    sampler: Sampler,
+    nfe: int,
+    generator: torch.Generator,
+    asked: Asked,
+    show: Callable[[Tensor], None] | None,
+) -> Result:
+    """Sample what is asked; `show` is given the states (A, D) after every step."""
+    model, device = asked.model, asked.model.denoiser.device
+    x_0 = model.process.start((len(asked.tokens), model.length), generator).to(device)
+    frozen = asked.frozen.to(device)
+    request = Request(
+        model,
+        nfe,
+        torch.where(frozen, asked.tokens.to(device), x_0),
+        generator,
+        frozen=frozen,
+        condition=None if asked.condition is None else asked.condition.to(device),
+        observer=show and (lambda info, state: show(state.x)),
+    )
+    return run(sampler, request)
+
+
+# What was asked for
+
+
+def _language(trained: Trained) -> Language:
+    """Return the task of a language model; refuse any other."""
+    if not isinstance(trained, Trained) or not isinstance(trained.task, Language):
+        task = trained.task if isinstance(trained, Trained) else trained
+        raise SettingsError(
+            f"generate continues texts of a language model, got {type(task).__name__}; load one with "
+            "tauflow.pretrained, or use tauflow.sample"
+        )
+    return trained.task
+
+
+def _several(prompts: Any) -> list[Any]:
+    """Return prompts as a list; one alone is a list of itself."""
+    if isinstance(prompts, str) or (isinstance(prompts, Sequence) and _is_conversation(prompts)):
+        return [prompts]
+    if not isinstance(prompts, Sequence) or not len(prompts):
+        raise SettingsError(f"prompts must be one or several texts or conversations, got {prompts!r}")
+    return list(prompts)
+
+
+def _is_conversation(prompt: Any) -> bool:
+    return len(prompt) > 0 and all(isinstance(message, Mapping) for message in prompt)
+
+
+def _written(prompt: Any, task: Language) -> str:
+    """Return the text of a prompt."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Sequence) and _is_conversation(prompt):
+        return task.chat([dict(message) for message in prompt])
+    raise SettingsError(
+        'a prompt is a text, or a list of messages such as {"role": "user", "content": "Hi"}; got '
+        f"{shortened(repr(prompt))}"
+    )
+
+
+def _sizes(
+    task: Language, encoded: list[list[int]], max_new_tokens: int | None, block: int | None
+) -> tuple[int, int]:
+    """Return N and K; refuse prompts that leave no place for the new tokens."""
+    longest = max(range(len(encoded)), key=lambda number: len(encoded[number]))
+    taken = len(encoded[longest])
+    if max_new_tokens is None:
+        new = task.block or max(1, min(LENGTH, (task.context or taken + LENGTH) - taken))
+    else:
+        new = whole(max_new_tokens, "max_new_tokens")
+    size = (task.block or new) if block is None else whole(block, "block")
+    if new % size:
+        raise SettingsError(
+            f"a block of {size} does not divide {new} new tokens; ask for {-(-new // size) * size}, or give "
+            "another block"
+        )
+    context = len(task.sized(size).conditions) + size if task.conditions else task.context
+    if context is not None and taken + new > context:
+        raise SettingsError(
+            f"prompt {longest + 1} has {taken} tokens and is to have {new} more, the model can read "
+            f"{context}; shorten it, or ask for fewer"
+        )
+    return new, size

@@ -1,0 +1,405 @@
+"""generate and `sample.py --pretrained --prompt`: the law, ragged prompts, blocks, ends, the live view."""
+
+import copy
+import dataclasses
+import io
+import re
+
+import language_models as tiny
+import pytest
+import torch
+from conftest import ROOT
+from test_diffusion_gemma import saved  # noqa: F401  # a fixture: the folder of a tiny DiffusionGemma
+
+import tauflow
+import tauflow.cli.sample
+from tauflow.cli.sample_text import HIDDEN
+from tauflow.errors import SamplingError, SettingsError
+from tauflow.recipes import pretrained
+from tauflow.recipes.language import resized, unprompted
+from tauflow.samplers import SAMPLERS, sampler_from
+from tauflow.train import Trained
+
+N, K, GREEDY = 8, 4, 1e-6
+PROMPTS = {"llada": ["ab ", "hello, you"], "dream": ["ab ", "hello, you"], "esm": ["EVQ", "EVQLVESG"]}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("language")
+    weights = {
+        "llada": tiny.llama_weights(tiny.LLADA_NAMES, bias=False),
+        "dream": tiny.llama_weights(tiny.DREAM_NAMES, bias=True),
+        "esm": tiny.esm_weights(),
+    }
+    configs = {"llada": tiny.LLADA, "dream": tiny.DREAM, "esm": tiny.ESM}
+    return {name: tiny.write(root / name, configs[name], weights[name]) for name in configs}
+
+
+@pytest.fixture(scope="module")
+def loaded(folders):
+    return {name: pretrained(folder) for name, folder in folders.items()}
+
+
+@pytest.fixture(scope="module")
+def gemma(request):
+    return pretrained(request.getfixturevalue("saved")[1])
+
+
+class Spelling:
+    """A network that attends, and wants the end after a prompt that begins with "e", else the letter x.
+
+    `seen` are the states that it was asked about.
+    """
+
+    attends = True
+
+    def __init__(self, task, end=tiny.SPECIAL[0]):
+        self.size = task.num_tokens
+        self.stop, self.end, self.x = (task.text.encode(text)[0] for text in ("e", end, "x"))
+        self.seen = []
+
+    def __call__(self, x, t, attention=None):
+        self.seen.append(x)
+        read = torch.ones_like(x, dtype=torch.bool) if attention is None else attention
+        first = x.gather(1, read.int().argmax(1, keepdim=True))
+        wanted = torch.where(first == self.stop, self.end, self.x)
+        return 40.0 * torch.nn.functional.one_hot(wanted.expand_as(x), self.size).float()
+
+
+def spelled(loaded, source=tauflow.Masked):
+    """A language model that is a Spelling, and the Spelling."""
+    task = loaded["llada"].task
+    network = Spelling(task)
+    process = tauflow.Mixture(source(task.num_tokens), "linear")
+    return Trained(tauflow.Model(network, process, task.shape), task), network
+
+
+def same_up_to_the_end(generated, tokens, task):
+    """Whether new tokens are these (B, N), cut where a text ends."""
+    ends = task.lengths(tokens).tolist()
+    return [row.tolist() for row in generated.tokens] == [
+        row[:end].tolist() for row, end in zip(tokens, ends, strict=True)
+    ]
+
+
+# The law
+
+
+@pytest.mark.parametrize("sampler", ["spaced_even", "tr_cie", "tweedie"])
+@pytest.mark.parametrize("name", ["llada", "esm"])
+def test_one_block_is_a_sample_with_the_prompt_frozen(name, sampler, loaded):
+    trained = loaded[name]
+    text = PROMPTS[name][0]
+    found = tauflow.generate(trained, [text] * 3, N, sampler, 5, seed=7, temperature=0.9)
+    whole = resized(trained, 3 + N)
+    model = whole.model.tempered(0.9)
+    wanted = tauflow.sample(model, sampler, 5, count=3, prompt=whole.task.prompt(text), seed=7)
+    assert same_up_to_the_end(found, wanted.tokens[:, 3:], trained.task)
+    assert found.texts == trained.task.texts(wanted.tokens, begin=3)
+    assert (found.evaluations, found.forwards) == (wanted.nfe, wanted.info.forwards)
+
+
+def test_one_block_with_guidance_is_away_from_the_masked_prompt(loaded):
+    trained = loaded["llada"]
+    found = tauflow.generate(trained, "ab ", N, "tweedie", 4, guidance=1.5, seed=3)
+    whole = resized(trained, 3 + N)
+    prompt = whole.task.prompt("ab ")
+    model = whole.model.guided(1.5, unprompted(whole.model, prompt))
+    wanted = tauflow.sample(model, "tweedie", 4, prompt=prompt, seed=3)
+    assert same_up_to_the_end(found, wanted.tokens[:, 3:], trained.task)
+    assert (found.evaluations, found.forwards) == (4, 8)
+
+
+def test_one_canvas_is_a_sample_with_a_condition(gemma):
+    size = gemma.task.block
+    texts = ["w1 w2 w3", "w9"]
+    found = tauflow.generate(gemma, texts, size, "tr_cie", 3, seed=5, guidance=2.0)
+    condition = torch.stack([gemma.task.condition(text) for text in texts])
+    wanted = tauflow.sample(gemma.model.guided(2.0), "tr_cie", 3, count=2, condition=condition, seed=5)
+    assert same_up_to_the_end(found, wanted.tokens, gemma.task)
+    assert (found.evaluations, found.forwards) == (3, 6)
+
+
+def test_noise_without_masks_and_a_frozen_prompt(loaded):
+    trained, _ = spelled(loaded, tauflow.Uniform)
+    found = tauflow.generate(trained, ["ab "] * 2, N, "euler", 3, seed=2)
+    whole = resized(trained, 3 + N)
+    wanted = tauflow.sample(whole.model, "euler", 3, count=2, prompt=whole.task.prompt("ab "), seed=2)
+    assert same_up_to_the_end(found, wanted.tokens[:, 3:], trained.task)
+
+
+# Ragged prompts
+
+
+@pytest.mark.parametrize(("name", "guidance"), [("llada", 1.0), ("llada", 1.5), ("dream", 1.0), ("esm", 1.0)])
+def test_prompts_of_a_batch_are_continued_as_alone(name, guidance, loaded):
+    """One token after the other, each the likeliest: all that is left to differ are the logits."""
+    trained, texts = loaded[name], PROMPTS[name]
+    options = {"nfe": 4, "block": 1, "temperature": GREEDY, "guidance": guidance}
+    together = tauflow.generate(trained, [*texts, ""], 4, **options)
+    alone = [tauflow.generate(trained, text, 4, **options).texts[0] for text in (*texts, "")]
+    assert together.texts == alone
+    assert len(set(alone)) > 1
+
+
+def test_blocks_are_sampled_before_masks(loaded):
+    """One token after the other by hand: the likeliest, before as many masks as there are tokens to come."""
+    trained = loaded["dream"]
+    found = tauflow.generate(trained, "ab ", 6, nfe=6, block=1, temperature=GREEDY)
+    task, model = trained.task, resized(trained, 9).model
+    x = torch.tensor([*task.text.encode("ab "), *[task.num_tokens] * 6])[None]
+    for place in range(3, 9):
+        x[0, place] = model.denoiser.evaluate(x, torch.zeros(1)).logits(slice(None))[place].argmax()
+    assert same_up_to_the_end(found, x[:, 3:], task)
+
+
+# Blocks
+
+
+def test_every_sampler_reveals_a_block_after_the_other(loaded):
+    trained, tried = loaded["llada"], 0
+    sizes = {"max_new_tokens": N, "nfe": 4, "block": K}
+    for spec in SAMPLERS:
+        sampler = sampler_from(spec, trained.model)
+        if sampler.refuses(trained.model):
+            continue
+        steps = []
+        found = tauflow.generate(trained, PROMPTS["llada"], sampler=sampler, observer=steps.append, **sizes)
+        for step in steps:
+            masks, begin = step.tokens == trained.task.num_tokens, step.block * K
+            assert masks[:, begin + K :].all(), spec
+            assert not masks[:, :begin].any(), spec
+        first = next(step.tokens for step in reversed(steps) if step.block == 0)
+        assert all(torch.equal(step.tokens[:, :K], first[:, :K]) for step in steps if step.block == 1), spec
+        assert same_up_to_the_end(found, steps[-1].tokens, trained.task), spec
+        assert found.evaluations <= 4, spec
+        tried += 1
+    assert tried > 8
+
+
+def test_masks_stand_after_a_block(loaded):
+    trained, network = spelled(loaded)
+    assert tauflow.generate(trained, "ab ", 12, "spaced_even", 6, block=4).texts == ["x" * 12]
+    shown = [[token == trained.task.num_tokens for token in x[0].tolist()] for x in network.seen]
+    assert [len(each) for each in shown] == [15] * 6
+    for number, masks in enumerate(shown):
+        begin = 3 + 4 * (number // 2)
+        assert not any(masks[:begin])
+        assert any(masks[begin : begin + 4])
+        assert all(masks[begin + 4 :])
+
+
+def test_noise_without_masks_does_not_stand_after_a_block(loaded):
+    trained, network = spelled(loaded, tauflow.Uniform)
+    found = tauflow.generate(trained, "ab ", 12, "euler", 7, block=4)
+    assert [x.shape[1] for x in network.seen] == [7] * 3 + [11] * 2 + [15] * 2, "7 evaluations of 3 blocks"
+    assert found.texts == ["x" * 12]
+
+
+def test_a_canvas_becomes_a_part_of_the_prompt(gemma, monkeypatch):
+    """Of prompts of different lengths; the encoder reads what is new, and no sample that has ended."""
+    network, seen = gemma.model.denoiser.network, []
+    hidden, encoded = network.hidden, network.prompts.encoded
+
+    def spy(x, t, condition, **more):
+        seen.append(condition)
+        return hidden(x, t, condition, **more)
+
+    monkeypatch.setattr(network, "hidden", spy)
+    monkeypatch.setattr(gemma.task, "ends", ())
+    size, prompts = gemma.task.block, {"w4 w5 w6": [8, 9, 10], "w2": [6]}
+    request = {"max_new_tokens": 2 * size, "sampler": "bridge_systematic", "nfe": 4, "seed": 1}
+    found = tauflow.generate(gemma, list(prompts), **request)
+    first = [row[:size].tolist() for row in found.tokens]
+    for number, words in enumerate(prompts.values()):
+        rows = [row[number][row[number] >= 0].tolist() for row in seen]
+        assert rows == [words] * 2 + [words + first[number]] * 2
+    assert network.prompts.encoded - encoded == 3 + size
+    end = next(token for token in first[0] if token not in first[1])
+    monkeypatch.setattr(gemma.task, "ends", (end,))
+    seen.clear()
+    again = tauflow.generate(gemma, list(prompts), **request)
+    assert (again.taken, again.lengths[0]) == ([2, 4], first[0].index(end))
+    assert [len(rows) for rows in seen] == [2, 2, 1, 1]
+    assert seen[-1][0, : 1 + size].tolist() == [6, *first[1]]
+
+
+# Ends
+
+
+def test_a_sample_that_has_ended_is_not_sampled_any_more(loaded):
+    trained, network = spelled(loaded)
+    found = tauflow.generate(trained, ["ear", "abc", "abceno"], 12, nfe=6, block=4)
+    assert found.texts == ["", "x" * 12, "x" * 12]
+    assert found.lengths == [0, 12, 12]
+    assert (found.taken, found.evaluations) == ([2, 6, 6], 6)
+    assert [len(x) for x in network.seen] == [3] * 2 + [2] * 4
+    assert found.tokens_per_evaluation == 24 / 14
+
+
+def test_evaluations_stop_when_all_have_ended(loaded):
+    trained, _ = spelled(loaded)
+    found = tauflow.generate(trained, ["early", "else"], 12, nfe=6, block=4)
+    assert (found.texts, found.evaluations, found.forwards) == (["", ""], 2, 2)
+    whole = tauflow.generate(trained, ["early"], 12, nfe=6)
+    assert (whole.texts, whole.evaluations) == ([""], 6), "an end stops later blocks, not its own"
+
+
+# What is asked for
+
+
+def test_conversations_are_written_by_the_chat_template(loaded):
+    trained = loaded["llada"]
+    messages = [{"role": "user", "content": "hi"}]
+    asked = [tauflow.generate(trained, prompts, N, nfe=2).texts for prompts in (messages, [messages])]
+    assert asked[0] == asked[1] == tauflow.generate(trained, trained.task.chat("hi"), N, nfe=2).texts
+    with pytest.raises(SettingsError, match="has no chat template"):
+        tauflow.generate(loaded["esm"], [messages], N)
+
+
+def test_lengths_by_default(loaded, gemma):
+    assert tauflow.generate(spelled(loaded)[0], "ab ", nfe=1).lengths == [61], (
+        "64 are what the model can read"
+    )
+    steps = []
+    tauflow.generate(gemma, "w1", nfe=2, observer=steps.append)
+    assert steps[0].tokens.shape == (1, gemma.task.block)
+
+
+BAD = {
+    "a block of 3 does not divide 8 new tokens; ask for 9": {"block": 3},
+    "4 blocks need an evaluation each, nfe is 3": {"block": 2, "nfe": 3},
+    "prompt 2 has 60 tokens and is to have 8 more, the model can read 64": {"prompts": ["a", "b" * 60]},
+    "max_new_tokens must be a whole number of at least 1": {"max_new_tokens": 0},
+    "block must be a whole number of at least 1": {"block": 0},
+    "prompts must be one or several texts": {"prompts": []},
+    "a prompt is a text, or a list of messages": {"prompts": [3]},
+    "the guidance weight must be a finite number": {"guidance": float("nan")},
+    "temperature must be above 0": {"temperature": 0.0},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_requests(message, loaded):
+    with pytest.raises((SettingsError, SamplingError), match=re.escape(message)) as error:
+        tauflow.generate(loaded["llada"], **{"prompts": "ab", "max_new_tokens": N} | BAD[message])
+    assert "\n" not in str(error.value)
+
+
+def test_bad_models_and_canvases(loaded, gemma):
+    with pytest.raises(SettingsError, match="texts of a language model, got Countdown"):
+        tauflow.generate(dataclasses.replace(loaded["llada"], task=tauflow.Countdown()), "ab", N)
+    with pytest.raises(SettingsError, match="12 tokens are more than the 6 that the model can read"):
+        tauflow.generate(gemma, "w1", 12, block=12)
+    with pytest.raises(SettingsError, match="prompt 1 has 30 tokens and is to have 12 more"):
+        tauflow.generate(gemma, "w1 " * 30, 12)
+    with pytest.raises(SettingsError, match="a block of 6 does not divide 8 new tokens; ask for 12"):
+        tauflow.generate(gemma, "w1", 8)
+
+
+def test_examples_of_the_guide(loaded, monkeypatch, capsys):
+    """On tiny models in place of those that they name."""
+    kinds = {"LLaDA": "llada", "ModernBERT": "dream", "esm2": "esm"}
+
+    def small(name, dtype=None, device_map=None):
+        trained = loaded[next(kind for word, kind in kinds.items() if word in name)]
+        task = copy.copy(trained.task)
+        task.context = None
+        return dataclasses.replace(trained, task=task)
+
+    monkeypatch.setattr(tauflow, "pretrained", small, raising=False)
+    codes = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "generate.md").read_text(), re.S)
+    assert len(codes) == 3
+    printed = []
+    for code in codes:
+        exec(compile(code, "generate.md", "exec"), {})
+        printed.append(capsys.readouterr().out)
+    assert re.search(r"\n\d+ \d+ [\d.]+\n\Z", printed[0])
+    assert printed[1].count("The capital of France is") == 3
+    assert printed[2].endswith("[64, 64]\n")
+
+
+# sample.py
+
+
+class Terminal(io.TextIOWrapper):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    """Runs sample.py's entry point in this process; returns (exit code or message, what it printed)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+
+    def run(*args, stream=io.TextIOWrapper):
+        printed = stream(io.BytesIO(), "utf-8")
+        monkeypatch.setattr("sys.stdout", printed)
+        with pytest.raises(SystemExit) as stop:
+            tauflow.cli.sample.sample([*map(str, args), "--accelerator=cpu"])
+        printed.flush()
+        return stop.value.code, printed.buffer.getvalue().decode()
+
+    return run
+
+
+def test_a_text_in_the_terminal(call, folders, loaded):
+    args = ["--pretrained", folders["llada"], "--prompt", "hi", "--chat", "--nfe", 4, "--sampler", "tweedie"]
+    args += ["--max_new_tokens", N, "--block", K, "--num_samples", 2, "--temperature", 0.8, "--seed", 3]
+    code, plain = call(*args)
+    chat = loaded["llada"].task.chat("hi")
+    wanted = tauflow.generate(loaded["llada"], [chat] * 2, N, "tweedie", 4, block=K, temperature=0.8, seed=3)
+    assert code == 0
+    assert "(Language, masked source)\nsampler     tweedie\n" in plain
+    assert all(f"[{number}] {text[:1]}" in plain for number, text in enumerate(wanted.texts, 1))
+    assert f"evaluations {wanted.evaluations}  ({wanted.forwards} forwards)" in plain
+    per = f"{wanted.tokens_per_evaluation:.2f} for each evaluation"
+    assert plain.endswith(f"new tokens  {wanted.lengths[0]}, {wanted.lengths[1]}  ({per})\n")
+    assert HIDDEN not in plain
+    assert "\x1b" not in plain, "a text is no command of a terminal"
+    code, live = call(*args, stream=Terminal)
+    assert code == 0
+    assert chat in live
+    assert HIDDEN * K in live, "the second block while the first is sampled"
+    assert "block 1 of 2" in live
+    assert "block 2 of 2" in live
+    assert HIDDEN not in call(*args, "--no_progress", stream=Terminal)[1]
+
+
+def test_prompts_and_blanks_in_tables(call, folders, tmp_path):
+    out = tmp_path / "out"
+    args = ["--pretrained", folders["esm"], "--num_samples", 2, "--nll_items", 0]
+    code, printed = call(*args, "--prompt", "EVQ", "--nfe", 2, 3, "--length", 12, "--out", out)
+    assert code == 0
+    texts = re.findall(r"^\[\d\] (\w+)$", (out / "samples.txt").read_text(), re.M)
+    assert len(texts) == 4
+    assert all(re.fullmatch("EVQ[A-Z]{9}", text) for text in texts)
+    code, printed = call(*args, "--infill", "EVQ___SGG__", "--nfe", 3)
+    assert code == 0
+    assert len(re.findall(r"^\[\d\] EVQ[A-Z]{3}SGG[A-Z]{2}$", printed, re.M)) == 2, "as long as the text"
+
+
+def test_flags_that_do_not_belong_together(call, folders):
+    args = ["--pretrained", folders["llada"], "--prompt", "hi"]
+    for more, message in (
+        (["--block", 4, "--nfe", 2, 4], "--block is about one text, --nfe asks for a table"),
+        (["--chat", "--sampler", "paper"], "--chat is about one text, --sampler asks for a table"),
+        (
+            ["--max_new_tokens", 4, "--out", "out"],
+            "--max_new_tokens is about one text, --out asks for a table",
+        ),
+        (["--num_samples", 0], "--num_samples must be at least 1"),
+        (["--dtype", "float12"], "dtype must be a floating-point type"),
+        (["--max_new_tokens", 80], "is to have 80 more, the model can read 64"),
+    ):
+        code, _ = call(*args, *more)
+        assert str(code).startswith("error: "), more
+        assert message in code
+    code, _ = call("--block", 3)
+    assert "--block is about texts: --pretrained NAME --prompt TEXT" in code
+    code, _ = call("--dtype", "bfloat16")
+    assert "--dtype is of the weights of --pretrained" in code
+    assert call(*args, "--dtype", "bfloat16", "--nfe", 1)[0] == 0
