@@ -24,13 +24,8 @@ def checkpoint(tmp_path_factory):
     """A model of two steps on 60 molecules, two of whose properties can be asked for."""
     folder = tmp_path_factory.mktemp("molecules")
     flags = [part for name in ("molecules", "smoke") for part in ("-c", f"{ROOT}/configs/{name}.yaml")]
-    flags += [
-        f"--data.files={FILE}",
-        "--data.length=44",
-        "--data.merges=null",
-        "--data.val_share=0.2",
-        "--data.bins=2",
-    ]
+    flags += [f"--data.files={FILE}", "--data.length=44", "--data.merges=null", "--data.bins=2"]
+    flags += ["--data.val_share=0.2"]
     flags += ["--data.properties=logp,qed", "--trainer.max_steps=2", "--trainer.accelerator=cpu"]
     train_here(*flags, "--evaluation.every_n_validations=0", cwd=folder)
     (path,) = folder.rglob("last.ckpt")
@@ -160,8 +155,8 @@ def test_scaffolds_that_do_not_fit_are_refused(checkpoint, monkeypatch):
 
 
 def test_evaluations_that_are_enough():
-    """Of the ceiling 0.8 at 56, 95 % is 0.76: tr_cie has it at 16, euler never."""
-    numbers = {("euler", 8): 0.1, ("euler", 16): 0.7, ("tr_cie", 8): 0.5, ("tr_cie", 16): 0.76}
+    """Of the ceiling 0.8 at 56, 95 % is 0.76: tr_cie has it at 16 within its error of 0.01, euler never."""
+    numbers = {("euler", 8): 0.1, ("euler", 16): 0.7, ("tr_cie", 8): 0.5, ("tr_cie", 16): 0.755}
     cells = []
     for (sampler, nfe), value in {**numbers, ("fhs", 56): 0.8}.items():
         factors = {"source": "masked", "sampler": sampler, "nfe": nfe, "seed": 0}
@@ -170,7 +165,7 @@ def test_evaluations_that_are_enough():
     table = enough_table(Frame(results, STUDIES["molecules"].view), "masked")
     lines = {line.split(" | ")[0]: line for line in table.splitlines()}
     assert lines["| euler"].startswith("| euler | more |")
-    assert lines["| tr_cie"].startswith("| tr_cie | 16 | 0.76")
+    assert lines["| tr_cie"].startswith("| tr_cie | 16 | 0.755")
     assert lines["| fhs"].startswith("| fhs | 56 | 0.8")
 
 

@@ -22,6 +22,7 @@ from tauflow.tasks.sequences.tokens import PATTERNS, splitter
 from tauflow.train import Trained
 
 NEEDS = "one or two checkpoints of molecules, as `python train.py -c configs/molecules.yaml` makes them"
+CEILINGS = ("fhs", "tweedie")  # samplers of the ceiling, from masks and from noise
 CEILING = 256  # evaluations of the ceiling from noise; from masks one for each token is all there is
 ENOUGH = 0.95  # of the validity of the ceiling
 PICTURED = 8  # the budget whose molecules are drawn
@@ -110,27 +111,31 @@ def ceiling_of(subject: Subject) -> Factors:
     """Return the sampler and the budget of the ceiling."""
     model = subject.trained.model
     if model.process.absorbing:
-        return {"sampler": "fhs", "nfe": model.length}
-    return {"sampler": "tweedie", "nfe": CEILING}
+        return {"sampler": CEILINGS[0], "nfe": model.length}
+    return {"sampler": CEILINGS[1], "nfe": CEILING}
 
 
 def enough_table(frame: Frame, panel: str) -> str:
-    """Return how many evaluations each sampler needs for 95 % of the validity of the largest budget."""
+    """Return how many evaluations each sampler needs for 95 % of the validity of the ceiling.
+
+    A share that is below this by no more than its standard error is enough.
+    """
     xs = frame.xs(panel, "valid")
     rows = [row for row in frame.rows(panel, "valid") if row != REAL]
-    ceilings = [each for row in rows if (each := frame.measured(panel, row, xs[-1], "valid"))]
-    ceiling = max(ceilings, key=lambda each: each.value)
+    best = CEILINGS[0] if CEILINGS[0] in rows else CEILINGS[1]
+    at, ceiling = [(x, own) for x in xs if (own := frame.measured(panel, best, x, "valid"))][-1]
     lines = [
-        f"{panel}: valid {number_text(ceiling)} at NFE {xs[-1]:g}\n",
+        f"{panel}: valid {number_text(ceiling)} by {best} at NFE {at:g}\n",
         "| sampler | evaluations | valid there | valid at most |",
         "|---|---|---|---|",
     ]
     for row in rows:
         found = {x: own for x in xs if (own := frame.measured(panel, row, x, "valid"))}
-        enough = [x for x, each in found.items() if each.value >= ENOUGH * ceiling.value]
-        best = number_text(max(found.values(), key=lambda each: each.value))
+        wanted = ENOUGH * ceiling.value
+        enough = [x for x, each in found.items() if each.value + each.standard_error >= wanted]
+        most = number_text(max(found.values(), key=lambda each: each.value))
         there = (f"{enough[0]:g}", number_text(found[enough[0]])) if enough else ("more", "")
-        lines.append(f"| {row} | {' | '.join(there)} | {best} |")
+        lines.append(f"| {row} | {' | '.join(there)} | {most} |")
     return "\n".join([*lines, ""])
 
 
