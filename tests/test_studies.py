@@ -49,6 +49,7 @@ def checkpoint(trained) -> str:
 
 
 ELSEWHERE = [name for name, study in STUDIES.items() if study.needs]  # text, and test_image_studies.py
+ELSEWHERE += ["antibodies"]  # its model is inside a package: test_antibodies.py
 QUICK = [name for name in STUDIES if name not in (*ELSEWHERE, "laws", "dependence")]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("laws", "dependence")]  # they learn orders
 

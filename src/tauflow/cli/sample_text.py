@@ -107,12 +107,13 @@ def generate_text(arguments: argparse.Namespace, fabric: "Fabric") -> bool:
 @contextmanager
 def _live(prompt: str, task: "Language", wanted: bool) -> "Iterator[Observer | None]":
     """Yield what shows texts as they are denoised; nothing where there is no terminal."""
+    from rich.console import Console
     from rich.live import Live
 
     if not wanted or not sys.stdout.isatty():
         yield None
         return
-    with Live(auto_refresh=False, transient=True) as live:
+    with Live(console=Console(), auto_refresh=False, transient=True) as live:
         yield lambda step: live.update(view(step, prompt, task), refresh=True)
 
 
