@@ -13,7 +13,7 @@ from conftest import ENV, ROOT, TINY, assert_equal, load_plain, read_scalars
 
 from tauflow.evaluation.store import Results
 
-KILLS = 20
+KILLS = 12
 PER_CHAIN = 5  # kills of one run before it may end
 ARGS = [
     *TINY,
