@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import run_script
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,9 +45,7 @@ def train_command(*args: str) -> list[str]:
 
 
 def run_train(*args: str, cwd: Path, timeout: float = 240) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        train_command(*args), cwd=cwd, env=ENV, capture_output=True, text=True, timeout=timeout
-    )
+    return run_script(ROOT / "train.py", *args, cwd=cwd, env=ENV, timeout=timeout)
 
 
 def train_here(*args: str, cwd: Path) -> str:

@@ -229,6 +229,16 @@ def write(folder: Path, config: dict, weights: dict[str, Tensor]) -> Path:
     return folder
 
 
+def write_all(root: Path) -> dict[str, tuple[Path, dict[str, Tensor]]]:
+    """Write a LLaDA, a Dream and an ESM; return their folders and weights."""
+    made = {
+        "llada": (LLADA, llama_weights(LLADA_NAMES, bias=False)),
+        "dream": (DREAM, llama_weights(DREAM_NAMES, bias=True)),
+        "esm": (ESM, esm_weights()),
+    }
+    return {name: (write(root / name, *each), each[1]) for name, each in made.items()}
+
+
 def write_json_tokenizer(folder: Path) -> None:
     """Write a tokenizer.json of bytes and special tokens, and a class that only foreign code has."""
     tokenizer = Tokenizer(models.BPE({name: number for number, name in enumerate(ALPHABET)}, []))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ENV, ROOT
+from forked import run_script
 
 from tauflow.cli.sample_arguments import parser
 from tauflow.cli.train import train
@@ -49,8 +50,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess:
     program, script, *arguments = shlex.split(command, comments=True)
     assert program == "python"
     path = ROOT / script if script in ("train.py", "sample.py") else folder / script
-    full = [sys.executable, str(path), *arguments]
-    return subprocess.run(full, cwd=folder, env=ENV, capture_output=True, text=True, timeout=240)
+    return run_script(path, *arguments, cwd=folder, env=ENV)
 
 
 # The skeletons of CONTRIBUTING

@@ -6,11 +6,11 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from conftest import ENV, ROOT, read_scalars, run_train
+from forked import run_script
 
 from tauflow.cli.sample import sample as sample_cli
 
@@ -51,8 +51,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def run_sample(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / "sample.py"), "--no_progress", *arguments]
-    return subprocess.run(command, cwd=folder, env=ENV, capture_output=True, text=True, timeout=240)
+    return run_script(ROOT / "sample.py", "--no_progress", *arguments, cwd=folder, env=ENV)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

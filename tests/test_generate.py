@@ -26,14 +26,7 @@ PROMPTS = {"llada": ["ab ", "hello, you"], "dream": ["ab ", "hello, you"], "esm"
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("language")
-    weights = {
-        "llada": tiny.llama_weights(tiny.LLADA_NAMES, bias=False),
-        "dream": tiny.llama_weights(tiny.DREAM_NAMES, bias=True),
-        "esm": tiny.esm_weights(),
-    }
-    configs = {"llada": tiny.LLADA, "dream": tiny.DREAM, "esm": tiny.ESM}
-    return {name: tiny.write(root / name, configs[name], weights[name]) for name in configs}
+    return {name: folder for name, (folder, _) in tiny.write_all(tmp_path_factory.mktemp("language")).items()}
 
 
 @pytest.fixture(scope="module")

@@ -30,14 +30,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "the", "cat", "dog",
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """Folders of a LLaDA, a Dream and an ESM, with their weights."""
-    root = tmp_path_factory.mktemp("language")
-    weights = {
-        "llada": tiny.llama_weights(tiny.LLADA_NAMES, bias=False),
-        "dream": tiny.llama_weights(tiny.DREAM_NAMES, bias=True),
-        "esm": tiny.esm_weights(),
-    }
-    configs = {"llada": tiny.LLADA, "dream": tiny.DREAM, "esm": tiny.ESM}
-    return {name: (tiny.write(root / name, configs[name], weights[name]), weights[name]) for name in configs}
+    return tiny.write_all(tmp_path_factory.mktemp("language"))
 
 
 @pytest.fixture(scope="module")

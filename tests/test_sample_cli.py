@@ -8,10 +8,12 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import ENV, ROOT, load_plain, paused, read_scalars
+from forked import run_script
 from lightning.pytorch import Trainer
 
 import tauflow
@@ -34,8 +36,7 @@ def command(*args):
 
 
 def run(*args, **options):
-    options = {"env": ENV, "capture_output": True, "text": True, "timeout": 240} | options
-    return subprocess.run(command(*args), **options)
+    return run_script(ROOT / "sample.py", *map(str, args), **{"cwd": Path.cwd(), "env": ENV} | options)
 
 
 @pytest.fixture

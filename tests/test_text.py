@@ -8,8 +8,6 @@ import math
 import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ENV, ROOT, run_train
+from forked import run_script
 
 import tauflow
 from tauflow.cli.train import TauflowCLI
@@ -690,8 +689,7 @@ def text_run(tmp_path_factory, corpus_file):
 
 
 def sample(*args, cwd):
-    command = [sys.executable, str(ROOT / "sample.py"), "--accelerator=cpu", *map(str, args)]
-    return subprocess.run(command, cwd=cwd, env=ENV, capture_output=True, text=True, timeout=120)
+    return run_script(ROOT / "sample.py", "--accelerator=cpu", *map(str, args), cwd=cwd, env=ENV)
 
 
 def test_training_logs_perplexity_entropy_and_text(text_run):

@@ -49,24 +49,31 @@ def molecules(smiles: Iterable[str]) -> list[Any]:
     return found
 
 
-def properties(smiles: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return "logp", "qed", "sa" and "weight", float64 (N,) each, of valid molecules.
+def properties(smiles: Sequence[str], names: Sequence[str] = PROPERTIES) -> dict[str, np.ndarray]:
+    """Return "logp", "qed", "sa" and "weight", or those of them that are named, of valid molecules.
 
     They are Crippen's logP, the drug-likeness QED, the synthetic accessibility (1 easy to 10 hard) and the
-    molecular weight in daltons.
+    molecular weight in daltons, float64 (N,) each.
     """
-    return properties_of(molecules(smiles))
+    return properties_of(molecules(smiles), names)
 
 
-def properties_of(found: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Return the properties of molecules of RDKit."""
-    functions: dict[str, Callable[[Any], float]] = {
-        "logp": needed("rdkit.Chem.Crippen").MolLogP,
-        "qed": needed("rdkit.Chem.QED").qed,
-        "sa": _sa_scorer().calculateScore,
-        "weight": needed("rdkit.Chem.Descriptors").MolWt,
-    }
-    return {name: np.array([functions[name](each) for each in found], np.float64) for name in PROPERTIES}
+def properties_of(found: Sequence[Any], names: Sequence[str] = PROPERTIES) -> dict[str, np.ndarray]:
+    """Return properties of molecules of RDKit."""
+    return {name: np.array([_property(name)(each) for each in found], np.float64) for name in names}
+
+
+@cache
+def _property(name: str) -> Callable[[Any], float]:
+    """Return the function that finds a property; only that of "sa" reads a file."""
+    if name == "sa":
+        return _sa_scorer().calculateScore
+    module, function = {
+        "logp": ("rdkit.Chem.Crippen", "MolLogP"),
+        "qed": ("rdkit.Chem.QED", "qed"),
+        "weight": ("rdkit.Chem.Descriptors", "MolWt"),
+    }[name]
+    return getattr(needed(module), function)
 
 
 @cache

@@ -4,7 +4,7 @@ Shapes: B samples, D tokens.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -35,15 +35,10 @@ class Chemist:
 
     def properties(self, tokens: Tensor) -> dict[str, np.ndarray]:
         """Return the properties of samples (B, D), float64 (B,) each; NaN of what is no molecule."""
-        return properties_of(self.canonical(tokens))
-
-
-def properties_of(smiles: Sequence[str | None]) -> dict[str, np.ndarray]:
-    """Return the properties of canonical SMILES, float64 (N,) each; NaN where there is none."""
-    none = (math.nan,) * len(PROPERTIES)
-    rows = [none if each is None else _numbers(each) for each in smiles]
-    columns = np.array(rows, dtype=np.float64).reshape(-1, len(PROPERTIES)).T
-    return dict(zip(PROPERTIES, columns, strict=True))
+        none = (math.nan,) * len(PROPERTIES)
+        rows = [none if each is None else _numbers(each) for each in self.canonical(tokens)]
+        columns = np.array(rows, dtype=np.float64).reshape(-1, len(PROPERTIES)).T
+        return dict(zip(PROPERTIES, columns, strict=True))
 
 
 @lru_cache(maxsize=REMEMBERED)

@@ -15,12 +15,12 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from tauflow.errors import SettingsError
-from tauflow.moses import canonical, dataset, draw
+from tauflow.moses import canonical, dataset, draw, properties
 from tauflow.moses.package import needed
 from tauflow.seeds import seed_of
 from tauflow.tasks.molecules.benchmark import Judge, Yardstick, judged, judges_of, names_of
 from tauflow.tasks.molecules.bins import Bins, property_names
-from tauflow.tasks.molecules.chemist import Chemist, properties_of
+from tauflow.tasks.molecules.chemist import Chemist
 from tauflow.tasks.molecules.metrics import Hit, UniqueValid, Valid
 from tauflow.tasks.molecules.written import SELFIES, MoleculeSource, Representation, smiles_of, written
 from tauflow.tasks.sequences.metrics import Novel
@@ -107,7 +107,8 @@ class Molecules(Sequences):
         texts = self.strings("train")
         generator = np.random.Generator(np.random.Philox(seed_of("edges", self.seed)))
         some = generator.permutation(len(texts))[:EDGE_ITEMS]
-        return Bins.fitted(names, properties_of([self._smiles(texts[int(row)]) for row in some]), self.bins)
+        found = properties([self._smiles(texts[int(row)]) for row in some], names)
+        return Bins.fitted(names, found, self.bins)
 
     # Data
 
@@ -148,7 +149,7 @@ class Molecules(Sequences):
 
     def labels(self, text: str) -> list[int]:
         """Return the bins (C,) that the properties of a molecule lie in."""
-        return self._bins.of(properties_of([self._smiles(text)]))[0].tolist()
+        return self._bins.of(properties([self._smiles(text)], self._bins.names))[0].tolist()
 
     @property
     def labelled_by(self) -> str:
