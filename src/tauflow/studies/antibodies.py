@@ -26,7 +26,7 @@ from tauflow.train import Trained
 DESIGNS = (Design.beginning(PERTUZUMAB), Design.loops(TRASTUZUMAB), Design.loops(ADALIMUMAB))
 CEILING = "fhs"  # with one residue an evaluation
 COMPARED = 8  # evaluations at which all metrics stand in one table
-DTYPE = torch.bfloat16  # twice as fast on the processors that have it; docs/antibodies.md says what it changes
+DTYPE = torch.bfloat16  # twice as fast where processors have it; what it changes: docs/antibodies.md
 
 
 class Antibodies(OnModels):
