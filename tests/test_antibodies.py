@@ -4,6 +4,7 @@ The packages are made on the spot, of tiny models with random weights; the last 
 """
 
 import argparse
+import copy
 import json
 import math
 import random
@@ -20,9 +21,19 @@ from torch.nn.functional import gelu, layer_norm
 import tauflow
 from tauflow.errors import CheckpointError, SettingsError
 from tauflow.evaluation.store import Results
-from tauflow.recipes.antibodies import ADALIMUMAB, PERTUZUMAB, TRASTUZUMAB, Design, Sapiens, antiberty_folder
+from tauflow.recipes.antibodies import (
+    ADALIMUMAB,
+    PERTUZUMAB,
+    TRASTUZUMAB,
+    Antibody,
+    Design,
+    Sapiens,
+    antiberty_folder,
+)
 from tauflow.recipes.antibodies.metrics import PairwiseIdentity, Recovery, ValidFramework
 from tauflow.recipes.antibodies.task import designed
+from tauflow.recipes.folders import folder_of
+from tauflow.recipes.loading import RECIPES
 from tauflow.studies.__main__ import main
 from tauflow.studies.antibodies import Antibodies
 from tauflow.studies.base import Settings
@@ -221,10 +232,30 @@ def test_a_judge_that_lacks_a_weight_or_runs_code_is_refused(packages, tmp_path,
 
 
 def test_chains_that_sapiens_cannot_read_and_other_judges_are_refused(packages, trained):
+    judge = Sapiens()
     with pytest.raises(SettingsError, match="at most 142 residues, got 143"):
-        Sapiens().score(["A" * 143], [0])
+        judge.score(["A" * 143], [0])
+    with pytest.raises(SettingsError, match="one length, got 3 and 4 residues"):
+        judge.score(["AAAA", "AAA"], [0])
+    for places, said in (([0, 3], "got 3"), ([-1], "got -1"), ([], "got none")):
+        with pytest.raises(SettingsError, match=f"from 0 to 2, at least one; {said}"):
+            judge.score(["AAA"], places)
     with pytest.raises(SettingsError, match="judge of heavy chains is sapiens"):
         trained.task.use_judges("gpt2")
+
+
+def test_chains_that_the_judge_cannot_read_are_refused_before_they_are_drawn(packages, trained):
+    judged = copy.copy(trained.task)
+    judged.use_judges("sapiens")
+    judged.context = 150
+    with pytest.raises(SettingsError, match="at most 142 residues, got 150"):
+        judged.sized(150).sample_metrics()
+
+
+def test_a_package_is_named_in_any_case_and_other_names_get_the_list(packages):
+    assert folder_of("AntiBERTy", RECIPES) == antiberty_folder()
+    with pytest.raises(CheckpointError, match=r"no folder antibertyy.*recipes: .*inside packages: antiberty"):
+        tauflow.pretrained("antibertyy")
 
 
 # Designs and metrics
@@ -254,6 +285,33 @@ def test_recovery_counts_the_true_residues_of_open_places(trained):
     assert found["recovery_cdr1"] == pytest.approx(0.75)
     assert found["recovery_cdr2"] == 1
     assert "valid" not in found  # it is given
+
+
+def test_the_headline_is_one_of_the_metrics(trained):
+    loops = designed(trained, Design.loops(TRASTUZUMAB))
+    starts = designed(loops, Design.beginning(PERTUZUMAB))
+    assert [each.task.headline for each in (trained, loops, starts)] == ["valid", "recovery", "valid"]
+    for each in (trained, loops, starts):
+        assert each.task.headline in each.task.sample_metrics()
+
+
+def test_a_blank_may_be_one_residue(trained):
+    known = trained.task.infill("EVQL_ESGG").known
+    assert known.nonzero().flatten().tolist() == [0, 1, 2, 3, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: Design.loops(Antibody("x", "EVQL", ("EV", "QL", "AA"))), "CDR3 of x is to be 'AA'"),
+        (lambda: Design.loops(Antibody("x", "EVQL", ("QL", "EV", "E"))), "CDR2 of x is to be 'EV'"),
+        (lambda: Design.beginning(TRASTUZUMAB, "EVQQQ"), "from residue 4 on it is 'QQ_"),
+        (lambda: Design("d", "EVQ", "EV__"), "from residue 4 on"),
+    ],
+)
+def test_designs_that_do_not_fit_their_chain_are_refused(made, said):
+    with pytest.raises(SettingsError, match=said):
+        made()
 
 
 def test_identity_is_the_mean_over_pairs():

@@ -112,13 +112,22 @@ def test_what_stands_in_the_padding_changes_nothing():
     assert torch.equal(*drawn)
 
 
-def test_the_likelihood_of_ragged_data():
-    """Padding costs nothing; the items cost what they cost in a batch without any."""
-    model = exact()
-    data = torch.randint(V, (B, D), generator=torch.Generator().manual_seed(1)) * READ
-    nats = tauflow.nll(model.attending(LENGTHS), "spaced", D, data, condition=LABELS)
-    assert nats[1] < nats[2] < nats[0]
-    assert nats[3] > 0
+@pytest.mark.parametrize(("spec", "nfe"), [("tweedie", 1), ("learned_order", D)])
+def test_the_likelihood_of_ragged_data(spec, nfe):
+    """What stands in the padding costs nothing; each item costs what it costs alone."""
+
+    def model(length):
+        return Model(Exact(), mixture("masked", V), (length,), torch.arange(length))
+
+    data = torch.randint(V, (B, D), generator=torch.Generator().manual_seed(1))
+    nats = tauflow.nll(model(D).attending(LENGTHS), spec, nfe, data, condition=LABELS)
+    for row, length in enumerate(LENGTHS.tolist()):
+        own = slice(row, row + 1)
+        alone = tauflow.nll(model(length), spec, nfe, data[own, :length], condition=LABELS[own])
+        assert nats[row] == alone[0]
+    first = torch.arange(D) < 1
+    given = tauflow.nll(model(D).attending(LENGTHS), spec, nfe, data, condition=LABELS, known=first)
+    assert given[3] == 0 < given[1]
 
 
 def test_all_coordinates_read_change_no_sample():
@@ -144,5 +153,9 @@ def test_what_cannot_be_attended_to_is_refused():
         tauflow.sample(model.attending(LENGTHS), nfe=NFE, count=4)
     with pytest.raises(SamplingError, match="guide first"):
         model.attending(LENGTHS).guided(2.0, model)
+    with pytest.raises(SamplingError, match="read different coordinates; guide first"):
+        model.attending(LENGTHS).guided(2.0, model.attending(LENGTHS.flip(0).roll(1)))
+    same = model.attending(LENGTHS).guided(2.0, model.attending(LENGTHS))
+    assert torch.equal(same.denoiser.attention, READ)
     with pytest.raises(SamplingError, match="made for samples of the shape"):
         model.attending(LENGTHS).denoiser.evaluate(torch.zeros(2, D, dtype=torch.long), torch.zeros(2))

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 
 import tauflow
@@ -197,10 +197,63 @@ def test_a_prompt_is_encoded_once_and_a_longer_one_where_it_is_new(saved, traine
     torch.testing.assert_close(logits, reference(model, longer, X), atol=1e-5, rtol=1e-4)
 
 
-def changed(folder, target, drop=None, **settings) -> None:
-    """Copy a folder with other settings, or without a weight."""
+def test_parts_of_a_batch_are_encoded_once_and_kept_for_their_run(saved, monkeypatch):
+    trained = pretrained(saved[1])
+    encoded = trained.model.denoiser.network.prompts
+
+    def columns(rows) -> int:
+        before, condition = encoded.encoded, torch.stack([trained.task.row(row) for row in rows])
+        tauflow.sample(trained.model, "tr_cie", NFE, count=len(rows), condition=condition, batch_size=1)
+        return encoded.encoded - before
+
+    assert columns([[number, 5, 6] for number in range(10)]) == 30
+    assert len(encoded) == 10
+    assert columns([[11], [12, 5]]) == 3
+    assert len(encoded) == 2, "those of the run before are dropped"
+    assert columns([[11], [12, 5]]) == 0
+    monkeypatch.setattr("tauflow.recipes.encoded_prompts.HELD", 1)
+    assert columns([[13], [14, 5]]) == 3 * NFE
+    assert len(encoded) == 1, "what does not fit is encoded again"
+
+
+def test_a_prompt_begins_as_the_tokenizer_begins_it(saved, tmp_path):
+    """With one BOS, whether a chat template wrote it or not; without one where the tokenizer has none."""
+    folder = shutil.copytree(saved[1], tmp_path / "gemma")
+    words = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    words.post_processor = processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 2)])
+    words.save(str(folder / "tokenizer.json"))
+    trained = pretrained(folder)
+    task, ids = trained.task, [2, 5, 6]
+    assert trained.tokenizer("w1 w2")["input_ids"] == ids
+    for text in ("w1 w2", "<bos> w1 w2"):
+        condition = task.condition(text)
+        assert condition[:4].tolist() == [*ids, -1]
+        assert task.caption(condition) == "w1 w2"
+        wanted = tauflow.sample(trained.model, "tr_cie", NFE, condition=task.row(ids), seed=4).tokens[0]
+        found = tauflow.generate(trained, text, D, "tr_cie", NFE, seed=4).tokens[0]
+        assert torch.equal(found, wanted[: len(found)])
+    assert task.condition("")[:2].tolist() == [2, -1]
+
+
+def test_double_precision_and_no_cap(saved, trained, tmp_path):
+    """Experts run in every type; logits that are not capped are products with the embedding."""
+    double, condition = pretrained(saved[1], dtype="float64"), prompts(trained)
+    first, second = (
+        each.model.denoiser.evaluate(X, T, condition).logits(slice(None)) for each in (trained, double)
+    )
+    assert second.dtype == torch.float64
+    torch.testing.assert_close(second.float(), first, atol=1e-4, rtol=1e-4)
+    changed(saved[1], tmp_path / "other", text={"final_logit_softcapping": None})
+    network = pretrained(tmp_path / "other").model.denoiser.network
+    rows = network.hidden(X, T, condition)
+    torch.testing.assert_close(network.head(rows), rows @ network.decoder.embed_tokens.weight.T)
+
+
+def changed(folder, target, drop=None, text=None, **settings) -> None:
+    """Copy a folder with other settings, those of its text model too, or without a weight."""
     shutil.copytree(folder, target)
     config = json.loads((target / "config.json").read_text())
+    config["text_config"] |= text or {}
     (target / "config.json").write_text(json.dumps(config | settings))
     if drop is not None:
         weights = load_file(target / "model.safetensors")
@@ -216,6 +269,7 @@ def changed(folder, target, drop=None, **settings) -> None:
         ({"tie_word_embeddings": False}, "tie_word_embeddings is false"),
         ({"canvas_length": 40}, "leave no place for a prompt"),
         ({"canvas_length": 0}, "canvas_length is 0"),
+        ({"text": {"bos_token_id": None}}, "bos_token_id is null"),
     ],
 )
 def test_a_folder_that_is_none_is_refused(saved, tmp_path, change, message):

@@ -1,11 +1,14 @@
 """Samplers that are handed their logits make the samples that they make in the loop of tauflow."""
 
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import tauflow
 from tauflow.errors import BadLogits, SamplingError
-from tauflow.samplers import SAMPLERS, sampler_from
+from tauflow.samplers import SAMPLERS, Sampler, State, sampler_from
 from tauflow.samplers.driven import Driven
 
 V, D = 7, 20
@@ -57,3 +60,51 @@ def test_refuses_logits_of_another_shape_or_after_the_end():
     sampler.answer(torch.zeros(1, D, V))
     with pytest.raises(SamplingError, match="done"):
         sampler.answer(torch.zeros(1, D, V))
+
+
+@dataclass(frozen=True)
+class Drawing(Sampler):
+    """Draws a number before and one after each of two evaluations a step, and notes those of whole steps."""
+
+    numbers: list = field(default_factory=list)
+
+    def plan(self, process, free, nfe):
+        return SimpleNamespace(steps=nfe // 2, end=1.0)
+
+    def init(self, problem, x_0, plan, generator):
+        return State(x_0)
+
+    def step(self, problem, state, plan, n, generator):
+        numbers = [torch.rand((), generator=generator).item()]
+        for _ in range(2):
+            problem.visit(state.x, n / plan.steps)
+            numbers.append(torch.rand((), generator=generator).item())
+        self.numbers.extend(numbers)
+        return state, None
+
+
+def stream(count):
+    """The numbers of the generator below."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.rand((), generator=generator).item() for _ in range(count)]
+
+
+def test_no_random_number_comes_twice():
+    """Others draw from the generator between the evaluations; each number is that of one of them alone."""
+    sampler, generator, others = Drawing(), torch.Generator().manual_seed(0), []
+    driven = Driven(sampler, PROCESSES["uniform"], torch.zeros(1, D, dtype=torch.long), 4, generator)
+    while not driven.done:
+        others.append(torch.rand((), generator=generator).item())
+        driven.answer(network(driven.x, driven.t))
+    assert others == [stream(10)[place] for place in (1, 3, 6, 8)]
+    assert sampler.numbers == [stream(10)[place] for place in (0, 2, 4, 5, 7, 9)]
+
+
+def test_a_step_starts_again_from_changed_states():
+    """With fresh numbers, since it may take more of them."""
+    sampler, generator, x = Drawing(), torch.Generator().manual_seed(0), torch.zeros(1, D, dtype=torch.long)
+    driven = Driven(sampler, PROCESSES["uniform"], x, 2, generator)
+    driven.answer(network(x + 1, driven.t), x + 1)
+    driven.answer(network(x + 1, driven.t), x + 1)
+    assert sampler.numbers == stream(4)[1:]
+    assert torch.equal(driven.x, x + 1)

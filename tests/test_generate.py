@@ -3,21 +3,29 @@
 import copy
 import dataclasses
 import io
+import os
 import re
 
 import language_models as tiny
 import pytest
+import test_dit_recipes as dits
 import torch
 from conftest import ROOT
+from rich.console import Console
+from test_antibodies import packages, written  # noqa: F401  # fixtures: tiny antiberty and sapiens
 from test_diffusion_gemma import saved  # noqa: F401  # a fixture: the folder of a tiny DiffusionGemma
 
 import tauflow
 import tauflow.cli.sample
-from tauflow.cli.sample_text import HIDDEN
+from tauflow.cli.sample_text import HIDDEN, view
 from tauflow.errors import SamplingError, SettingsError
+from tauflow.evaluation.measure import Sampling
+from tauflow.evaluation.store import Results
 from tauflow.recipes import pretrained
+from tauflow.recipes.antibodies import PERTUZUMAB, TRASTUZUMAB, Design, designed
+from tauflow.recipes.generation import Step
 from tauflow.recipes.language import resized, unprompted
-from tauflow.samplers import SAMPLERS, sampler_from
+from tauflow.samplers import SAMPLERS, Prompt, sampler_from
 from tauflow.train import Trained
 
 N, K, GREEDY = 8, 4, 1e-6
@@ -37,6 +45,18 @@ def loaded(folders):
 @pytest.fixture(scope="module")
 def gemma(request):
     return pretrained(request.getfixturevalue("saved")[1])
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory, written):  # noqa: F811
+    """MDLM, Duo and SEDD that read 16 tokens, and a BERT, of antibodies."""
+    root = tmp_path_factory.mktemp("dits")
+    longer = {"mdlm": {"model_length": 16}, "duo": {"model_length": 16}}
+    longer["sedd"] = {"model": dits.PARTS | {"length": 16}}
+    found = {kind: pretrained(dits.write(root / kind, kind, **more)) for kind, more in longer.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(written.root)
+        return found | {"bert": pretrained("antiberty")}
 
 
 class Spelling:
@@ -147,6 +167,61 @@ def test_blocks_are_sampled_before_masks(loaded):
     assert same_up_to_the_end(found, x[:, 3:], task)
 
 
+# Guidance
+
+
+@pytest.mark.parametrize("kind", ["mdlm", "duo", "sedd", "bert"])
+def test_every_sampler_with_guidance_and_ragged_prompts_in_blocks(kind, others):
+    trained, tried = others[kind], 0
+    prompts = ["A", "ACD"] if kind == "bert" else ["a", "bcd"]
+    for spec in SAMPLERS:
+        sampler = sampler_from(spec, trained.model)
+        if sampler.refuses(trained.model):
+            continue
+        found = tauflow.generate(trained, prompts, 4, sampler, 4, block=2, guidance=1.5, seed=1)
+        assert found.lengths == [4, 4], spec
+        assert found.evaluations <= 4, spec
+        assert found.forwards == 2 * found.evaluations, spec
+        tried += 1
+    assert tried > 8
+
+
+def test_a_prompt_among_noise_without_masks_is_hidden_by_not_reading_it(others):
+    """The model without its prompt is the model of what follows it, in ragged batches too."""
+    model = dataclasses.replace(others["duo"].model, shape=(7,))
+    x, t = torch.randint(dits.V, (2, 7), generator=torch.Generator().manual_seed(0)), torch.tensor([0.2, 0.6])
+    known = torch.arange(7) < 3
+    hidden = unprompted(model, Prompt(x, known))
+    alone = model.denoiser.evaluate(x[:, 3:], t).logits(slice(None))
+    ragged = hidden.attending(torch.tensor([[True] * 7, [False] + [True] * 6]))
+    for each in (hidden, ragged):
+        found = each.denoiser.evaluate(x, t).logits(slice(None)).view(2, 7, -1)[:, 3:]
+        torch.testing.assert_close(found.flatten(0, 1), alone, atol=1e-4, rtol=1e-4)
+    with pytest.raises(SamplingError, match=r"cannot be hidden .*reads every coordinate; drop the guidance"):
+        unprompted(tauflow.Model(lambda x, t: x, model.process, (7,)), Prompt(x, known))
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_guidance_by_a_prompt_in_tables(rows, loaded):
+    trained = resized(loaded["llada"], 3 + N)
+    task, sampling = trained.task, Sampling(num_samples=3, batch_size=2)
+    prompt = task.prompt("ab ")
+    given = Prompt(*(each.expand(3, -1) for each in prompt)) if rows else prompt
+    results = tauflow.evaluate(
+        trained, "tweedie", 2, 3, batch_size=2, prompt=given, guidance=[1, 1.5], nll_items=0
+    )
+    model = trained.model.guided(1.5, unprompted(trained.model, prompt))
+    for cell, each, forwards in zip(results.cells, (trained.model, model), (2, 4), strict=True):
+        wanted = tauflow.sample(each, "tweedie", 2, count=2, prompt=prompt, seed=sampling.seed_for(0))
+        assert cell.shown.tokens == wanted.tokens.tolist()
+        assert measured_of(cell)["forwards"] == forwards
+    assert results.cells[0].shown.tokens != results.cells[1].shown.tokens
+
+
+def measured_of(cell):
+    return {record.metric: record.measured.value for record in cell.records}
+
+
 # Blocks
 
 
@@ -239,6 +314,86 @@ def test_evaluations_stop_when_all_have_ended(loaded):
     assert (whole.texts, whole.evaluations) == ([""], 6), "an end stops later blocks, not its own"
 
 
+def entropy_of(row):
+    shares = torch.tensor(row).unique(return_counts=True)[1] / len(row)
+    return -float((shares * shares.log2()).sum())
+
+
+@pytest.mark.parametrize("word", ["hi", "e"])
+def test_an_end_of_the_prompt_ends_no_sample(word, loaded):
+    """Of a conversation, whose messages end; where the answer ends, what follows it does not count."""
+    trained, network = spelled(loaded)
+    start = trained.task.text.encode("<|start|>")[0]
+    network.stop = start if word == "e" else -1  # all samples begin with it
+    asked = trained.task.text.encode(trained.task.chat(word))
+    trained = resized(trained, len(asked) + N)
+    prompt = trained.task.prompt(trained.task.chat(word))
+    results = tauflow.evaluate(trained, "spaced_even", 2, 4, prompt=prompt, nll_items=0)
+    found = measured_of(results.cells[0])
+    sample = asked if word == "e" else [*asked, *[network.x] * N]
+    assert found["mean_length"] == len(sample)
+    assert found["entropy_bits"] == pytest.approx(entropy_of(sample), rel=1e-6)
+    assert found["distinct_1"] == pytest.approx(len(set(sample)) / len(sample))
+    tokens = torch.tensor(results.cells[0].shown.tokens)
+    knowing = trained.task.knowing(prompt)
+    said = "" if word == "e" else "x" * N
+    assert knowing.texts(tokens) == [trained.task.chat(word) + said] * 4
+    assert knowing.texts(tokens, len(asked)) == [said] * 4
+    assert knowing.show(tokens)[3] == f"[4] {trained.task.chat(word)}{said}"
+    assert trained.task.lengths(tokens)[0] < len(asked), "it knows of no prompt"
+
+
+def test_a_sample_without_text_has_no_ngrams(loaded):
+    task = loaded["llada"].task.sized(4)
+    end, a, b = (task.text.encode(each)[0] for each in (tiny.SPECIAL[0], "a", "b"))
+    metrics = task.sample_metrics()
+    metrics.update(torch.tensor([[end, a, a, a], [a, b, a, b], [a, a, end, b]]))
+    found = {name: value[0].item() for name, value in metrics.compute().items()}
+    assert found["entropy_bits"] == pytest.approx((0 + 1 + 0) / 3)
+    assert found["distinct_1"] == pytest.approx((0.5 + 0.5) / 2)
+    assert found["distinct_2"] == pytest.approx((2 / 3 + 1) / 2)
+    assert found["distinct_3"] == 1
+
+
+def test_what_is_known_within_a_sample(loaded):
+    """An end before the last known token is none: what is known follows it."""
+    task = loaded["llada"].task.sized(6)
+    knowing = task.knowing(task.infill("a__b"))
+    end, a, b = (task.text.encode(each)[0] for each in (tiny.SPECIAL[0], "a", "b"))
+    assert knowing.lengths(torch.tensor([[a, end, end, b, a, end], [a, b, b, b, end, b]])).tolist() == [5, 4]
+    assert knowing.sized(6).lengths(torch.tensor([[a, end, end, b, a, end]])).tolist() == [1]
+    tokens = torch.zeros(2, 6, dtype=torch.long)
+    with pytest.raises(SettingsError, match="measured together end at the same place"):
+        task.knowing(Prompt(tokens, torch.arange(6) < torch.tensor([[2], [3]])))
+
+
+def test_judges_read_what_a_prompt_and_its_answer_say(loaded):
+    """Not its ids, which cannot be cut, where an end may stand among them."""
+    trained, _ = spelled(loaded)
+    read = []
+
+    class Judge:
+        name, reads_text = "own", True
+
+        def __init__(self, vocabulary):
+            self.reads_ids = vocabulary == trained.task.text.get_vocab()
+
+        def score(self, tokens, texts, on_ids):
+            assert not on_ids
+            read.extend(texts)
+            return torch.ones(len(texts)), torch.ones(len(texts))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "tauflow.tasks.text.judging.causal_judge", lambda name, device, vocabulary, **_: Judge(vocabulary)
+        )
+        trained = resized(trained, 12)
+        trained.task.use_judges("own")
+    asked = trained.task.chat("hi")
+    tauflow.evaluate(trained, "spaced_even", 2, 2, prompt=trained.task.prompt(asked), nll_items=0)
+    assert set(read) == {asked + "x" * (12 - len(trained.task.text.encode(asked)))}
+
+
 # What is asked for
 
 
@@ -258,6 +413,8 @@ def test_lengths_by_default(loaded, gemma):
     steps = []
     tauflow.generate(gemma, "w1", nfe=2, observer=steps.append)
     assert steps[0].tokens.shape == (1, gemma.task.block)
+    with pytest.raises(SettingsError, match=r"is to have 1 more, the model can read 64; shorten it$"):
+        tauflow.generate(spelled(loaded)[0], "b" * 64)
 
 
 BAD = {
@@ -267,7 +424,9 @@ BAD = {
     "max_new_tokens must be a whole number of at least 1": {"max_new_tokens": 0},
     "block must be a whole number of at least 1": {"block": 0},
     "prompts must be one or several texts": {"prompts": []},
+    "prompts must be one or several texts or conversations, got b'ab'": {"prompts": b"ab"},
     "a prompt is a text, or a list of messages": {"prompts": [3]},
+    "a message has a role and a content": {"prompts": [{"role": "user"}]},
     "the guidance weight must be a finite number": {"guidance": float("nan")},
     "temperature must be above 0": {"temperature": 0.0},
 }
@@ -349,7 +508,7 @@ def test_a_text_in_the_terminal(call, folders, loaded):
     assert "(Language, masked source)\nsampler     tweedie\n" in plain
     assert all(f"[{number}] {text[:1]}" in plain for number, text in enumerate(wanted.texts, 1))
     assert f"evaluations {wanted.evaluations}  ({wanted.forwards} forwards)" in plain
-    per = f"{wanted.tokens_per_evaluation:.2f} for each evaluation"
+    per = f"{wanted.tokens_per_evaluation:.2f} of a sample for each evaluation"
     assert plain.endswith(f"new tokens  {wanted.lengths[0]}, {wanted.lengths[1]}  ({per})\n")
     assert HIDDEN not in plain
     assert "\x1b" not in plain, "a text is no command of a terminal"
@@ -375,6 +534,118 @@ def test_prompts_and_blanks_in_tables(call, folders, tmp_path):
     assert len(re.findall(r"^\[\d\] EVQ[A-Z]{3}SGG[A-Z]{2}$", printed, re.M)) == 2, "as long as the text"
 
 
+def test_more_texts_than_a_batch(call, folders, loaded):
+    args = ["--pretrained", folders["esm"], "--prompt", "EVQ", "--max_new_tokens", 4, "--nfe", 2, "--seed", 5]
+    code, printed = call(*args, "--num_samples", 5, "--batch_size", 2)
+    assert code == 0
+    texts = re.findall(r"^\[\d\] EVQ([A-Z]{4})$", printed, re.M)
+    generator = torch.Generator().manual_seed(5)
+    parts = [
+        tauflow.generate(loaded["esm"], ["EVQ"] * size, 4, nfe=2, seed=generator).texts for size in (2, 2, 1)
+    ]
+    assert texts == [text for part in parts for text in part]
+    assert "evaluations 6  (6 forwards)" in printed
+    live = call(*args, "--num_samples", 3, "--batch_size", 2, stream=Terminal)[1]
+    assert "samples 1 to 2 of 3, block 1 of 1" in live
+
+
+@pytest.mark.parametrize("samples", [1, 3, 40])
+def test_the_live_view_fits_and_shows_the_block_that_is_sampled(samples, loaded):
+    task, console = loaded["llada"].task, Console(width=40, height=12, file=io.StringIO())
+    tokens = torch.full((samples, 1600), task.text.encode("x")[0])
+    tokens[:, 800:] = task.num_tokens
+    tokens[:, 798:800] = torch.tensor(task.text.encode("yz"))
+    shown = view(Step(tokens, 4, 8), "", "a prompt\n" * 50, task, console).plain.split("\n")
+    assert len(shown) < 12
+    assert all(len(line) <= 40 for line in shown)
+    assert shown[0].startswith("block 5 of 8")
+    if samples == 1:
+        assert shown[-2] == HIDDEN * 40, "the block that is sampled"
+        few = view(Step(tokens[:, 790:830], 0, 1), "", "a prompt\n" * 50, task, console).plain
+        assert few == f"block 1 of 1\na prompt\na prompt\n{'x' * 8}yz{HIDDEN * 30}\n"
+    tokens[:, 3] = task.ends[0]
+    assert "xxx\n" in view(Step(tokens, 4, 8), "", "", task, console).plain, "nothing after the end"
+
+
+def test_a_prompt_of_a_canvas_is_its_condition_in_tables_too(call, gemma, request, tmp_path):
+    folder, out = request.getfixturevalue("saved")[1], tmp_path / "out"
+    args = ["--pretrained", folder, "--num_samples", 2, "--prompt", "w1 w2", "--nfe", 2, 3]
+    assert call(*args, "--out", out)[0] == 0
+    condition = gemma.task.condition("w1 w2")
+    wanted = tauflow.evaluate(gemma, nfes=[2, 3], num_samples=2, batch_size=16, condition=condition)
+    found = Results.read(out)
+    assert [cell.shown.tokens for cell in found.cells] == [cell.shown.tokens for cell in wanted.cells]
+    assert "all samples were asked for: w1 w2" in found.notes
+    assert "--prompt or --condition, not both" in call(*args, "--condition", "w3")[0]
+
+
+def test_antibodies_are_measured_by_the_residues_that_are_drawn(call, packages, others, tmp_path):  # noqa: F811
+    """A prompt of the command line, and a design in Python."""
+    args = ["--pretrained", "antiberty", "--nfe", 2, "--num_samples", 2, "--sampler", "tweedie", "--out"]
+    loops, start = Design.loops(TRASTUZUMAB), Design.beginning(PERTUZUMAB)
+    assert call(*args, tmp_path / "loops", "--infill", loops.text, "--judge", "sapiens")[0] == 0
+    assert call(*args, tmp_path / "start", "--prompt", "EVQLVESGG")[0] == 0
+    for name, design, metrics in (
+        ("loops", loops, ["ppl_sapiens", "identity"]),
+        ("start", start, ["identity"]),
+    ):
+        own = designed(others["bert"], design)
+        if len(metrics) == 2:
+            own.task.use_judges("sapiens")
+        wanted = tauflow.evaluate(own, "tweedie", 2, 2, batch_size=16, prompt=own.task.known, nll_items=0)
+        pair = [measured_of(cells[-1]) for cells in (Results.read(tmp_path / name).cells, wanted.cells)]
+        for metric in metrics:
+            assert pair[0][metric] == pytest.approx(pair[1][metric]), (name, metric)
+    code, printed = call("--pretrained", "antiberty", "--prompt", "EVQLVESGG", "--nfe", 2)
+    assert code == 0
+    assert re.search(r"^EVQLVESGG[A-Z]{110}$", printed, re.M), "a chain of 119 residues"
+    with pytest.raises(SettingsError, match="drawn at the same places"):
+        own.task.knowing(Prompt(torch.zeros(2, 119).long(), torch.eye(2, 119).bool()))
+
+
+def test_a_model_of_no_language_is_loaded_once(call, folders, monkeypatch):
+    task, loads = tauflow.Countdown(), []
+    model = tauflow.Model(
+        lambda x, t: torch.zeros(*x.shape, task.num_tokens),
+        tauflow.Mixture(tauflow.Masked(task.num_tokens), "linear"),
+        task.shape,
+    )
+    monkeypatch.setattr("tauflow.recipes.pretrained", lambda *_: loads.append(1) or Trained(model, task))
+    args = ["--pretrained", folders["llada"], "--prompt", "31 30", "--nfe", 1, "--num_samples", 2]
+    assert call(*args, "--nll_items", 0)[0] == 0
+    assert call(*args)[0] == 0
+    assert len(loads) == 2
+
+
+def test_a_reader_that_has_read_enough(folders, monkeypatch, capfd):
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "w") as printed:
+        monkeypatch.setattr("sys.stdout", printed)
+        with pytest.raises(SystemExit) as stop:
+            tauflow.cli.sample.sample(["--pretrained", str(folders["esm"]), "--prompt", "EVQ", "--nfe", "1"])
+    assert stop.value.code == 141
+    assert "Broken pipe" not in capfd.readouterr().err
+
+
+EARLY = {
+    "nfe must be a whole number of at least 1": ["--nfe", 0],
+    "a block of 3 does not divide 8 new tokens": ["--max_new_tokens", 8, "--block", 3],
+    "4 blocks need an evaluation each, nfe is 3": ["--max_new_tokens", 8, "--block", 2, "--nfe", 3],
+    "--num_samples must be a whole number of at least 1": ["--num_samples", 0],
+    "--block must be a whole number of at least 1": ["--block", 0],
+    "unknown sampler 'eulr'": ["--sampler", "eulr"],
+    "temperature must be above 0": ["--temperature", 0],
+}
+
+
+@pytest.mark.parametrize("message", EARLY)
+def test_what_no_model_can_do_is_refused_before_one_is_loaded(message, call):
+    code, printed = call("--pretrained", "nowhere", "--prompt", "hi", *EARLY[message])
+    assert message in code
+    assert not printed
+
+
 def test_flags_that_do_not_belong_together(call, folders):
     args = ["--pretrained", folders["llada"], "--prompt", "hi"]
     for more, message in (
@@ -384,7 +655,6 @@ def test_flags_that_do_not_belong_together(call, folders):
             ["--max_new_tokens", 4, "--out", "out"],
             "--max_new_tokens is about one text, --out asks for a table",
         ),
-        (["--num_samples", 0], "--num_samples must be at least 1"),
         (["--dtype", "float12"], "dtype must be a floating-point type"),
         (["--max_new_tokens", 80], "is to have 80 more, the model can read 64"),
     ):

@@ -114,6 +114,16 @@ def test_the_head_runs_on_the_rows_that_are_read(loaded, monkeypatch):
     assert seen == [2]
 
 
+def test_logits_without_the_mask_are_no_second_tensor(loaded, monkeypatch):
+    """The mask stands before other ids: these are moved, and the rest is not copied."""
+    network, made = loaded["llada"].model.denoiser.network, []
+    head = network.host.head
+    monkeypatch.setattr(network.host, "head", lambda rows: made.append(head(rows)) or made[-1])
+    found = network.head(torch.randn(5, tiny.WIDTH))
+    assert len(network.ids.runs) == 2
+    assert found.untyped_storage().data_ptr() == made[0].untyped_storage().data_ptr()
+
+
 @pytest.mark.parametrize("name", ["llada", "dream", "esm"])
 def test_every_masked_sampler_keeps_a_prompt(name, loaded):
     """Of sequences of two lengths in one batch; LLaDA is guided besides."""
@@ -170,6 +180,14 @@ def test_ids_and_tokens():
     for kept, mask in (([4], 4), ([9], 4), ([], 4)):
         with pytest.raises(CheckpointError, match="data tokens of a model are some of its 9 ids"):
             Ids(kept, 9, mask)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_data_tokens_are_gathered_wherever_they_stand(seed):
+    kept = torch.randperm(30, generator=torch.Generator().manual_seed(seed))[: seed + 1].tolist()
+    host = torch.nn.Module()
+    host.head = lambda rows: torch.arange(30).repeat(len(rows), 1)
+    assert IdNetwork(host, Ids(kept, 30)).head(torch.zeros(2, 1)).tolist() == [sorted(kept)] * 2
 
 
 class Positions(torch.nn.Module):
@@ -246,6 +264,15 @@ def test_a_conversation_by_the_chat_template(loaded, copied):
         pretrained(folder).task.chat("hi")
 
 
+def test_a_trained_model_of_texts_has_a_tokenizer(loaded, tmp_path):
+    assert loaded["llada"].tokenizer("ab")["input_ids"] == loaded["llada"].task.text.encode("ab")
+    (tmp_path / "corpus.txt").write_text("abcd\n" * 50)
+    corpus = str(tmp_path / "corpus.txt")
+    text = tauflow.tasks.Text(tokenizer="characters", files=corpus, length=4, cache=str(tmp_path))
+    assert tauflow.Trained(loaded["llada"].model, text).tokenizer.encode("ab").tokens == ["a", "b"]
+    assert tauflow.Trained(loaded["llada"].model, tauflow.tasks.Countdown()).tokenizer is None
+
+
 def test_proteins_are_twenty_letters(loaded):
     task = loaded["esm"].task
     assert task.num_tokens == 20
@@ -276,6 +303,7 @@ MASKED = {
     "ModernBert": {"cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3},
     "Electra": {"embedding_size": 8},
     "DebertaV2": {},
+    "MPNet": {},
 }
 
 
@@ -294,9 +322,11 @@ def write_masked(folder, kind):
 
 
 @pytest.mark.parametrize("kind", list(MASKED))
-def test_any_masked_language_model(kind, tmp_path):
-    model = write_masked(tmp_path, kind)
+def test_any_masked_language_model(kind, tmp_path, monkeypatch):
+    model, warned = write_masked(tmp_path, kind), []
+    monkeypatch.setattr("transformers.modeling_utils.logger.warning_once", warned.append)
     trained = pretrained(tmp_path, length=6)
+    assert not warned
     task = trained.task
     assert task.num_tokens == 7, "neither special tokens nor the mask"
     assert task.text.decode(range(7)) == "a the cat dogs sat on"
@@ -338,7 +368,7 @@ def test_files_of_the_first_years(tmp_path):
         "cls.predictions.decoder.weight": weights["bert.embeddings.word_embeddings.weight"].clone(),
     }
     (tmp_path / "model.safetensors").unlink()
-    torch.save(old, tmp_path / "pytorch_model.bin")
+    torch.save(old, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     ids = torch.tensor([[2, 5, 4, 3]])
     found = logits(pretrained(tmp_path, length=2).model, torch.tensor([[0, 7]]))
     with torch.no_grad():
@@ -475,6 +505,35 @@ def test_names_of_the_hub(folders, monkeypatch):
         pretrained("someone/gpt5")
 
 
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        ("Dream-org/Dream-v0-Instruct-7B", "dream"),
+        ("Dream-org/Dream-Coder-v0-Instruct-7B", "dream"),
+        ("Dream-org/DreamReasoner-7B", None),
+        ("google/electra-small-generator", "masked_lm"),
+        ("google/electra-small-discriminator", None),
+        ("microsoft/mpnet-base", "masked_lm"),
+        ("FacebookAI/xlm-roberta-base", "masked_lm"),
+    ],
+)
+def test_which_names_of_the_hub_are_known(name, recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *asked, **options: str(tmp_path))
+    (own,) = [each for each in RECIPES if each.name == (recipe or "masked_lm")]
+    said = "has no config.json" if recipe else "no recipe for a model of that name"
+    with pytest.raises(CheckpointError, match=said):
+        pretrained(name, recipes=[own])
+
+
+def test_what_settings_leave_out(copied):
+    """The context of Dream's training, and the epsilon of LLaDA, which are not Qwen2's and Llama's."""
+    dream, llada = copied("dream"), copied("llada")
+    changed(dream, "config.json", max_position_embeddings=131072)
+    assert pretrained(dream).task.context == 2048
+    changed(llada, "config.json", rms_norm_eps=None)
+    assert pretrained(llada).model.denoiser.network.host.model.config.rms_norm_eps == 1e-5
+
+
 def changed(folder, file, **more):
     (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | more))
 
@@ -535,7 +594,22 @@ FAULTS = {
     "no mask": (
         "esm",
         lambda folder: changed(folder, "config.json", mask_token_id=99),
-        "has no mask token among the 33 ids",
+        "is 99, which is none of the 33 ids",
+    ),
+    "a mask that is no number": (
+        "llada",
+        lambda folder: changed(folder, "config.json", mask_token_id="257"),
+        "is '257', which is none of the 272 ids",
+    ),
+    "a mask that is a truth": (
+        "llada",
+        lambda folder: changed(folder, "config.json", mask_token_id=True),
+        "is True, which is none of the 272 ids",
+    ),
+    "another class of Dream": (
+        "dream",
+        lambda folder: changed(folder, "config.json", architectures=["DreamForCausalLM"], block_size=32),
+        "type Dream, for which there is no recipe",
     ),
     "another mask": (
         "dream",
@@ -572,7 +646,7 @@ def test_a_tokenizer_without_a_mask(tmp_path):
         (tmp_path / name).unlink()
     tokenizer = transformers.BertTokenizer(str(tmp_path / "vocab.txt"), mask_token=None)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="has no mask token among the 12 ids"):
+    with pytest.raises(CheckpointError, match=r"has no mask token, and config\.json has no mask_token_id"):
         pretrained(tmp_path)
 
 

@@ -356,6 +356,7 @@ def test_a_converted_folder_holds_the_same_numbers(released, converted, weights,
     assert all(torch.equal(first[name], second[name]) for name in first)
     x = codes(3)
     assert np.array_equal(trained.task.show(x), again.task.show(x))
+    assert trained.tokenizer is trained.task.prompts.tokenizer
     condition = trained.task.condition(SHORT)
     samples = [
         tauflow.sample(each.model, "tr_cie", 4, count=2, condition=condition, seed=3).tokens
@@ -534,6 +535,20 @@ def test_the_examples_of_the_guide(released, tmp_path):
     assert torch.equal(found["trained"].model.denoiser.network.layers.weight, weight)
 
 
+def test_the_example_of_a_network_of_ones_own():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "pretrained.md").read_text(), re.S)
+    (own,) = (block for block in blocks if "remembers = True" in block)
+    torch.manual_seed(0)
+    found = {}
+    exec(own, found)
+    tokens, nfe = found["result"].tokens, found["result"].nfe
+    assert tokens.shape == (3, 64)
+    assert 0 < int(tokens.max()) < 4
+    assert not tokens[1, 40:].any()
+    assert not tokens[2, 12:].any()
+    assert found["result"].info.forwards == nfe == 8
+
+
 def changed_weights(folder, change):
     found = load_file(folder / "model.safetensors")
     change(found)
@@ -686,14 +701,17 @@ def test_options_that_are_refused(released, options, said):
         ("nowhere", "there is no folder nowhere"),
         (
             "google/gemma",
-            "no recipe for a model of that name on the hub; recipes: fudoki .*how to write a recipe",
+            "no recipe for a model of that name; recipes: fudoki .*how to write a recipe",
         ),
         (__file__, "is a file; name the folder"),
+        ("", "name a folder, or a model of the hub: owner/model; got ''"),
+        (None, "name a folder, or a model of the hub: owner/model; got None"),
+        (5, "got 5"),
     ],
 )
 def test_names_that_are_refused(name, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(TauflowError, match=said):
         pretrained(name)
 
 

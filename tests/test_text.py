@@ -647,6 +647,8 @@ def test_prompts_and_blanks(corpus_file, tmp_path):
     assert task.tokens.decode(tokens[known].tolist(), eos="|") == "the of"
     tokens, known = task.infill("the ____ ____ of ")
     assert task.tokens.decode(tokens[known].tolist(), eos="|") == "the of "
+    tokens, known = task.infill("a_b __")
+    assert task.tokens.decode(tokens[known].tolist(), eos="|") == "a_b", "one alone is a token of its own"
     letters = text(corpus_file, tmp_path, tokenizer="characters")
     tokens, known = letters.infill("the __ __ of ")
     assert letters.tokens.decode(tokens[known].tolist(), eos="|") == "the   of ", (

@@ -4,13 +4,14 @@ import argparse
 import logging
 import os
 import shlex
+import signal
 import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from tauflow.cli.sample_arguments import parser, refuse_unknown
-from tauflow.cli.sample_text import asks_for_text, generate_text
+from tauflow.cli.sample_text import asks_for_text, generate_text, writes_text
 from tauflow.errors import SettingsError, TauflowError
 from tauflow.stopping import exit_code, stoppable
 
@@ -39,6 +40,10 @@ def sample(argv: list[str] | None = None) -> NoReturn:
     try:
         with stoppable():
             complete = _sample(arguments)
+            sys.stdout.flush()
+    except BrokenPipeError:  # who reads what is printed has read enough, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is printed at the end
+        sys.exit(128 + signal.SIGPIPE)
     except LostRank as error:
         sys.exit(f"error: {error}")
     except TauflowError as error:
@@ -55,6 +60,7 @@ def sample(argv: list[str] | None = None) -> NoReturn:
 
 def _sample(arguments: argparse.Namespace) -> bool:
     """Show a text, or the table that was asked for; return whether there were no problems."""
+    from tauflow.cli.sample_models import loaded_pretrained
     from tauflow.cli.sample_request import checkpoint_of, refuse_unfit, requested, tensorboard_folder
     from tauflow.evaluation.folder import opened_results
     from tauflow.evaluation.grid import GridOptions
@@ -65,9 +71,11 @@ def _sample(arguments: argparse.Namespace) -> bool:
     refuse_unfit(arguments)
     text = asks_for_text(arguments, parser())
     fabric = _fabric(arguments)
-    if text and generate_text(arguments, fabric):
+    pretrained = loaded_pretrained(arguments, fabric.device) if text else None
+    if pretrained is not None and writes_text(pretrained):
+        generate_text(arguments, pretrained, fabric)
         return True
-    request = requested(checkpoint_of(arguments), arguments, fabric.device)
+    request = requested(checkpoint_of(arguments), arguments, fabric.device, pretrained)
     board = tensorboard_folder(arguments, request.path) if arguments.tensorboard else None
     if not arguments.out and shows_more_than_text(request.grid.task):
         refuse_unwritable(PICTURES, "samples are written there; give --out DIR")

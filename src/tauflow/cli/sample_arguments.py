@@ -95,7 +95,10 @@ def parser() -> argparse.ArgumentParser:
         help="budgets of network evaluations (default 32)",
     )
     what.add_argument(
-        "--num_samples", type=int, metavar="N", help="samples of each cell (default 64; 40 pictures)"
+        "--num_samples",
+        type=int,
+        metavar="N",
+        help="samples of each cell (default 64; 40 pictures; 1 text of a pretrained model)",
     )
     what.add_argument(
         "--batch_size", type=int, metavar="N", help="samples drawn together (default 16; 40 pictures)"
@@ -153,7 +156,7 @@ def add_request_arguments(group: Any) -> None:
         nargs="+",
         default=[],
         metavar="W",
-        help="weights of guidance by the condition; 1 turns it off",
+        help="weights of guidance by the condition, or by --prompt where there is none; 1 turns it off",
     )
     group.add_argument(
         "--unconditional", type=given_path, metavar="PATH", help="checkpoint to guide away from"
@@ -239,8 +242,8 @@ def add_model_arguments(group: Any) -> None:
         "--judge",
         type=given,
         metavar="NAMES",
-        help="judges of text: ngram, smollm2, a causal model of transformers; of text-to-image: a CLIP "
-        "model; of molecules: fcd, diversity, moses",
+        help="judges of text: ngram, smollm2, a causal model of transformers; of antibodies: sapiens; of "
+        "text-to-image: a CLIP model; of molecules: fcd, diversity, moses",
     )
 
 

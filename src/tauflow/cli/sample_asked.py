@@ -3,6 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from tauflow.errors import SettingsError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -40,9 +42,18 @@ def known(arguments: argparse.Namespace, task: "Task") -> tuple["Prompt | None",
     return Prompt(tokens, single), allowed
 
 
+def _is_condition(arguments: argparse.Namespace, task: "Task") -> bool:
+    """Return whether --prompt is a condition, as language models with an encoder take it."""
+    if arguments.prompt is None or not task.conditions:
+        return False
+    from tauflow.recipes import Language
+
+    return isinstance(task, Language)
+
+
 def _prompt(arguments: argparse.Namespace, task: "Task") -> "Prompt | None":
     if arguments.prompt is not None:
-        return task.prompt(arguments.prompt)
+        return None if _is_condition(arguments, task) else task.prompt(arguments.prompt)
     if arguments.infill is not None:
         return task.infill(arguments.infill)
     if arguments.complete is None:
@@ -56,6 +67,12 @@ def condition(arguments: argparse.Namespace, task: "Task") -> "Tensor | None":
 
     from tauflow.denoise import DROPPED
 
+    if _is_condition(arguments, task):
+        if arguments.condition is not None:
+            raise SettingsError(
+                "--prompt is the condition of this model; give --prompt or --condition, not both"
+            )
+        return task.condition(arguments.prompt)
     if arguments.condition is not None:
         return task.condition(arguments.condition)
     return torch.full((len(task.conditions),), DROPPED) if arguments.complete and task.conditions else None

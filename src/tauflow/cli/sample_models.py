@@ -15,14 +15,19 @@ if TYPE_CHECKING:
 TRIES = 100  # to read a checkpoint that a run replaces all the time
 
 
-def loaded_pretrained(arguments: argparse.Namespace, device: "torch.device") -> tuple["Trained", str]:
-    """Load a pretrained model and return it with the SHA-256 of its files."""
-    from tauflow.recipes import RECIPES, pretrained
+def loaded_pretrained(arguments: argparse.Namespace, device: "torch.device") -> "Trained":
+    """Load a pretrained model."""
+    from tauflow.recipes import pretrained
+
+    return pretrained(arguments.pretrained, arguments.dtype, device, arguments.rates)
+
+
+def digest_of_pretrained(arguments: argparse.Namespace) -> str:
+    """Return the SHA-256 of the files of a pretrained model."""
+    from tauflow.recipes import RECIPES
     from tauflow.recipes.folders import digest_of, folder_of
 
-    folder = folder_of(arguments.pretrained, RECIPES)
-    trained = pretrained(folder, arguments.dtype, device, arguments.rates)
-    return trained, digest_of(folder)
+    return digest_of(folder_of(arguments.pretrained, RECIPES))
 
 
 def loaded(path: Path, arguments: argparse.Namespace, device: "torch.device") -> tuple["Trained", str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from tauflow.cli import sample_asked
-from tauflow.cli.sample_models import loaded, loaded_pretrained
+from tauflow.cli.sample_models import digest_of_pretrained, loaded, loaded_pretrained
 from tauflow.cli.sample_values import numbers, weights
 from tauflow.errors import CheckpointError, SettingsError
 from tauflow.files import digest, refuse_unwritable
@@ -57,11 +57,16 @@ class Request:
         return self.settings["checkpoint_sha256"]
 
 
-def requested(path: Path, arguments: argparse.Namespace, device: "torch.device") -> Request:
-    """Read the checkpoint and make the grid that was asked for; refuse what cannot be done."""
+def requested(
+    path: Path, arguments: argparse.Namespace, device: "torch.device", pretrained: "Trained | None" = None
+) -> Request:
+    """Read the checkpoint and make the grid that was asked for; refuse what cannot be done.
+
+    A pretrained model may have been loaded already.
+    """
     if arguments.pretrained:
-        trained, sha256 = loaded_pretrained(arguments, device)
-        trained = sample_asked.sized(arguments, trained)
+        trained = sample_asked.sized(arguments, pretrained or loaded_pretrained(arguments, device))
+        sha256 = digest_of_pretrained(arguments)
     else:
         trained, sha256 = loaded(path, arguments, device)
         if arguments.rates:

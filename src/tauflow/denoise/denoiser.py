@@ -109,9 +109,10 @@ class GuidedDenoiser(Wrapper):
         self.attends = conditional.attends and other.attends
         self.remembers = conditional.remembers or other.remembers
         self.samples = conditional.samples or other.samples
-        if (conditional.attention is None) != (other.attention is None):
+        if not _same(conditional.attention, other.attention):
             raise SamplingError(
-                "one of the two networks of guidance reads padding; guide first: guided(...).attending(...)"
+                "the two networks of guidance read different coordinates; guide first: "
+                "guided(...).attending(...)"
             )
 
     def within(self, context: Context) -> Denoiser:
@@ -129,6 +130,12 @@ class GuidedDenoiser(Wrapper):
         return GuidedEvaluation(first, second, self.weight)
 
 
+def _same(first: Tensor | None, second: Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return torch.equal(first, second.to(first.device))
+
+
 def checked_weight(weight: float) -> float:
     """Return a guidance weight; refuse one that is no finite number."""
     if not isinstance(weight, Real) or not abs(weight) <= LARGEST:
@@ -138,6 +145,16 @@ def checked_weight(weight: float) -> float:
     return float(weight)
 
 
+def checked_temperature(temperature: float) -> float:
+    """Return a temperature; refuse one that is no finite number above 0."""
+    if not isinstance(temperature, Real) or not 1 / LARGEST <= temperature <= LARGEST:
+        raise SamplingError(
+            f"temperature must be above 0, from {1 / LARGEST:g} to {LARGEST:g}, got {temperature!r}; a small "
+            "one such as 0.1 is nearly greedy"
+        )
+    return float(temperature)
+
+
 class TemperedDenoiser(Wrapper):
     """Divides the logits by a temperature: below 1 is surer than the network."""
 
@@ -145,12 +162,7 @@ class TemperedDenoiser(Wrapper):
 
     def __init__(self, denoiser: Denoiser, temperature: float):
         super().__init__(denoiser)
-        if not isinstance(temperature, Real) or not 1 / LARGEST <= temperature <= LARGEST:
-            raise SamplingError(
-                f"temperature must be above 0, from {1 / LARGEST:g} to {LARGEST:g}, got {temperature!r}; a "
-                "small one such as 0.1 is nearly greedy"
-            )
-        self.temperature = float(temperature)
+        self.temperature = checked_temperature(temperature)
 
     def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
         return TemperedEvaluation(self.denoiser.evaluate(x, t, condition), self.temperature)

@@ -54,7 +54,8 @@ def evaluate(
         num_samples: samples of each cell, over all devices.
         batch_size: samples drawn together; devices share batches, and each batch has a seed of its own.
         seed: of all samples; every sampler begins from the same x_0.
-        guidance: weights of classifier-free guidance, each a row of its own; 1 is none.
+        guidance: weights of guidance, each a row of its own; 1 is none. By the condition of a model that
+            takes one, else by the prompt.
         condition: what all samples are asked to be (C,); by default what validation items are.
         prompt: what is known: tokens and known (D,) for every sample, or a row for each, (num_samples, D).
         nll_items: validation items, from the first on, whose nll is measured, in batches; 0 for none.
@@ -77,7 +78,8 @@ class SamplerGrid:
         sampling: Sampling,
     ):
         self.model = trained.model
-        self.task = task_of(trained)
+        task, prompt = task_of(trained), sampling.prompt
+        self.task = task if prompt is None else task.knowing(Prompt(*prompt))
         self.samplers = samplers
         self.nfes = list(nfes)
         self.guidance = list(guidance)
@@ -102,7 +104,7 @@ class SamplerGrid:
             checked_condition(sampling.condition, 1, trained.model)
             grid.notes.append(f"all samples were asked for: {grid.task.caption(sampling.condition)}")
         for weight in guidance:
-            sampling.model(trained.model, float(weight))
+            sampling.model(trained.model, float(weight), sampling.prompt_for(0))
         grid._choose_likely()
         return grid
 

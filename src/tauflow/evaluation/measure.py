@@ -26,6 +26,7 @@ from tauflow.ranks import backend, largest, rank, world_size
 from tauflow.samplers import Prompt, Result, Sampler, sample
 from tauflow.samplers.api import checked_prompt, whole
 from tauflow.samplers.base import require
+from tauflow.samplers.unprompted import unprompted
 from tauflow.seeds import seed_of
 from tauflow.tasks import SampleMetric, Task
 
@@ -54,7 +55,8 @@ class Sampling:
         condition: what all samples are asked to be, (C,); by default the conditions of validation items.
         prompt: what is known: tokens and known (D,) for every sample, or a row for each, (num_samples, D).
         temperature: divides the logits.
-        unconditional: model to guide away from; by default the same one with its condition dropped.
+        unconditional: model to guide away from; by default the same one with its condition dropped, or
+            without its prompt if it takes no condition.
         nll_items: validation items, from the first on, whose likelihood is measured; 0 for none.
     """
 
@@ -122,15 +124,18 @@ class Sampling:
             rows = self.num_samples if any(getattr(each, "ndim", 1) > 1 for each in parts) else 1
             checked_prompt(self.prompt, (rows, model.length), model)
 
-    def model(self, model: Model, guidance: float | None) -> Model:
-        """Return the model with guidance and temperature."""
+    def model(self, model: Model, guidance: float | None, prompt: Prompt | None = None) -> Model:
+        """Return the model with guidance and temperature, for samples with a prompt."""
         if guidance is not None and guidance != 1:
-            model = model.guided(guidance, self.unconditional)
+            other = self.unconditional
+            if other is None and prompt is not None and not model.conditions:
+                other = unprompted(model, prompt)
+            model = model.guided(guidance, other)
         return model if self.temperature == 1 else model.tempered(self.temperature)
 
-    def model_of(self, model: Model, factors: Factors) -> Model:
-        """Return the model of a cell."""
-        return self.model(model, float(factors["guidance"]) if "guidance" in factors else None)
+    def model_of(self, model: Model, factors: Factors, prompt: Prompt | None = None) -> Model:
+        """Return the model of a cell, for samples with a prompt."""
+        return self.model(model, float(factors["guidance"]) if "guidance" in factors else None, prompt)
 
 
 def measure_cell(
@@ -143,9 +148,6 @@ def measure_cell(
 ) -> Cell:
     """Sample a cell and measure it; `factors` say the budget (nfe) and perhaps the guidance weight."""
     nfe = int(factors["nfe"])
-    model = sampling.model_of(model, factors)
-    timed = TimedDenoiser(model.denoiser)
-    model = dataclasses.replace(model, denoiser=timed)
     home = torch.device("cuda", torch.cuda.current_device()) if backend() == "nccl" else torch.device("cpu")
     metrics = task.sample_metrics().to(home)
     counts = Counts()
@@ -157,10 +159,12 @@ def measure_cell(
         update(metrics, torch.zeros(0, task.length, dtype=torch.long, device=home), _empty(task, home))
         for batch in sampling.mine():
             condition = sampling.conditions_for(batch, task)
+            own = sampling.model_of(model, factors, sampling.prompt_for(batch))
+            timed = TimedDenoiser(own.denoiser)
+            own = dataclasses.replace(own, denoiser=timed)
             begin = now()
-            before = timed.seconds
-            result, states = _sample(model, sampler, nfe, batch, condition, sampling)
-            counts = counts.plus(sampling.size(batch), now() - begin, timed.seconds - before, result)
+            result, states = _sample(own, sampler, nfe, batch, condition, sampling)
+            counts = counts.plus(sampling.size(batch), now() - begin, timed.seconds, result)
             update(metrics, result.tokens.to(home), None if condition is None else condition.to(home))
             tables[batch] = table_of(task, result.tokens, condition)
             if batch == 0:

@@ -13,6 +13,7 @@ from tauflow.denoise import Model
 from tauflow.errors import SamplingError, SettingsError
 from tauflow.process import Mixture, Uniform
 from tauflow.samplers.api import whole
+from tauflow.samplers.base import Sampler
 from tauflow.samplers.driven import Driven
 from tauflow.samplers.spec import sampler_from
 
@@ -43,20 +44,23 @@ class TauflowScheduler(SchedulerMixin, ConfigMixin):
     early with the most likely tokens: give None to sample the model's law.
 
     Args:
-        sampler: a spec such as "bridge_systematic" or "tr_cie(grid=tau)"; "auto" is the recommended one.
+        sampler: a sampler, or a spec such as "bridge_systematic" or "tr_cie(grid=tau)"; "auto" is the
+            recommended one.
         schedule: kappa of the model's training.
     """
 
     order = 1
 
     @register_to_config
-    def __init__(self, sampler: str = "auto", schedule: str = "linear"):
+    def __init__(self, sampler: str | Sampler = "auto", schedule: str = "linear"):
         some = Model(lambda x, t: x, Mixture(Uniform(2), schedule), (1,))  # of any vocabulary
         self.sampler = sampler_from(sampler, some)
         if reason := self.sampler.refuses(some):
             raise SamplingError(reason)
+        self.register_to_config(sampler=str(self.sampler))
         self.schedule = schedule
         self._driven: Driven | None = None
+        self._given: tuple[torch.Generator, float] | None = None
         self._expected = 0
         self.set_timesteps(48)
 
@@ -81,20 +85,36 @@ class TauflowScheduler(SchedulerMixin, ConfigMixin):
         A sampler that does not use the whole budget is done before the last step, and then changes nothing.
         """
         number = int(timestep)
+        given = (torch.default_generator if generator is None else generator, temperature or 1.0)
         if number == 0:
             process = Mixture(Uniform(model_output.shape[-1]), self.schedule)
-            generator = torch.default_generator if generator is None else generator
-            budget, warmth = self.num_inference_steps, temperature or 1.0
-            self._driven = Driven(self.sampler, process, sample, budget, generator, warmth)
+            self._driven = Driven(self.sampler, process, sample, self.num_inference_steps, *given)
+            self._given = given
             self._expected = 0
         if self._driven is None or number != self._expected:
             raise SamplingError(
                 f"step {number} does not follow the last one; a canvas takes the steps 0, 1, 2, ... in order"
             )
+        if given != self._given:
+            raise SamplingError(
+                f"step {number} has another generator or temperature than step 0; a canvas has one of each"
+            )
         self._expected += 1
         if not self._driven.done:
-            self._driven.answer(model_output, sample)
-            sample = self._driven.x.clone()  # the caller may change it in place
+            sample = _answered(self._driven, model_output, sample)
         if not return_dict:
             return sample, model_output
         return TauflowSchedulerOutput(sample, model_output)
+
+
+def _answered(driven: Driven, logits: Tensor, x: Tensor) -> Tensor:
+    """Give a sampler the logits (B, D, V) of x (B, D), and return the states that it wants those of next.
+
+    The pipeline's model takes no time: where a sampler wants the same states at an earlier one too
+    (`tr_cie_exact`), it has the logits already.
+    """
+    t = driven.t
+    driven.answer(logits, x)
+    while not driven.done and torch.equal(driven.x, x) and bool((driven.t < t).all()):
+        driven.answer(logits)
+    return driven.x.clone()  # the caller may change it in place

@@ -17,17 +17,21 @@ from tauflow.train import Trained
 
 Config = dict[str, Any]
 
-TOKENIZER = (
+TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "*.model", "chat_template.jinja"),
 )
-"""Files of tokenizers; a folder has some of them."""
+"""Files of tokenizers, as patterns; a folder has some of them."""
 INSTALL = "pip install -c constraints.txt -e '.[pretrained]'"
 
 
 @dataclass(frozen=True)
 class Recipe:
     """How one kind of pretrained model is loaded.
+
+    Fields up to `rates` are read for every recipe. Those from `mask` on are there for `assemble`, which reads
+    what its kind of model needs: that of masked language models all but `time`, that of DiffusionGemma
+    `schedule`, `framing`, `ends` and `tokenizer`, that of the DiTs `time`, `schedule` and `tokenizer`.
 
     Args:
         name: of the recipe.
@@ -57,6 +61,7 @@ class Recipe:
             tokens.
         time: what the network is told of the time: t, sigma = -ln kappa, or nothing.
         schedule: of its training.
+        context: positions of its training, where config.json says more.
         block: tokens that are sampled together, where the network was trained so.
         framing: (before, after) of the names of tokens around a sequence, or "tokenizer": what that puts
             around a text.
@@ -86,6 +91,7 @@ class Recipe:
     allowed: Literal["all", "plain"] | tuple[str, ...] = "all"
     time: Literal["t", "sigma"] | None = None
     schedule: str = "linear"
+    context: int | None = None
     block: int | None = None
     framing: Literal["tokenizer"] | tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     ends: tuple[str, ...] = ()
@@ -94,7 +100,7 @@ class Recipe:
     @property
     def files(self) -> list[str]:
         """Return patterns of the files that are needed of a folder of the hub."""
-        return ["config.json", *TOKENIZER, "*.safetensors*", *self.marks, *self.embeddings]
+        return ["config.json", *TOKENIZER_FILES, "*.safetensors*", *self.marks, *self.embeddings]
 
 
 @dataclass(frozen=True)

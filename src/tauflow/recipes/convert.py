@@ -1,18 +1,16 @@
 """convert: a folder as released becomes one that holds only what is needed, under the names used here."""
 
 import json
-import os
 import shutil
-import tempfile
 from pathlib import Path
 
-from tauflow.errors import CheckpointError, WriteError
+from tauflow.errors import CheckpointError
 from tauflow.files import refuse_unwritable
-from tauflow.recipes.folders import CONFIG, folder_of, recipe_of
+from tauflow.recipes.folders import CONFIG, folder_of, new_folder, recipe_of, refuse_existing
 from tauflow.recipes.loading import RECIPES, empty_host, wanted_shapes
 from tauflow.recipes.weights import Weights
 
-TOKENIZER = "tokenizer.json"
+TOKENIZER_JSON = "tokenizer.json"
 WEIGHTS = "model.safetensors"
 
 
@@ -23,15 +21,14 @@ def convert(name: str | Path, out: str | Path) -> list[str]:
     optional ones that are not there.
     """
     out = Path(out)
-    if out.exists():
-        raise CheckpointError(f"{out} is there already; remove it, or name another folder")
+    refuse_existing(out)
     folder = folder_of(name, RECIPES)
     recipe, config = recipe_of(folder, RECIPES)
     own = [each for each in RECIPES if each.model_type == config.get("model_type") and not each.keys]
     if not recipe.keys or not own:
         raise CheckpointError(f"{folder} needs no conversion; load it as it is")
-    if not (folder / TOKENIZER).is_file():
-        raise CheckpointError(f"{folder} has no {TOKENIZER}, which prompts need; get it again")
+    if not (folder / TOKENIZER_JSON).is_file():
+        raise CheckpointError(f"{folder} has no {TOKENIZER_JSON}, which prompts need; get it again")
     host = empty_host(folder, recipe, config)
     with Weights(folder, recipe) as weights:
         from safetensors.torch import save_file  # Weights says what to install without it
@@ -39,16 +36,8 @@ def convert(name: str | Path, out: str | Path) -> list[str]:
         wanted = wanted_shapes(folder, recipe, host, weights)
         refuse_unwritable(out.parent, "name another folder")
         tensors = {key: weights[key].contiguous() for key in wanted}
-        try:
-            with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as made:
-                inner = Path(made) / out.name
-                inner.mkdir()
-                (inner / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-                shutil.copyfile(folder / TOKENIZER, inner / TOKENIZER)
-                save_file(tensors, inner / WEIGHTS, metadata={"format": "pt"})
-                os.rename(inner, out)
-        except OSError as error:
-            raise WriteError(
-                f"cannot write {out} ({error.strerror or error}); nothing is left", error.errno
-            ) from None
+        with new_folder(out) as made:
+            (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+            shutil.copyfile(folder / TOKENIZER_JSON, made / TOKENIZER_JSON)
+            save_file(tensors, made / WEIGHTS, metadata={"format": "pt"})
     return [name for name in recipe.optional if name not in wanted]

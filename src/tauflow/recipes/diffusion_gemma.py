@@ -9,7 +9,6 @@ Shapes: B samples, D tokens of the canvas, V ids, C columns of a prompt, P token
 width.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -21,14 +20,14 @@ from tauflow.errors import CheckpointError, SamplingError, SettingsError
 from tauflow.networks import Network
 from tauflow.process import Mixture, Uniform
 from tauflow.recipes.base import Config, Loaded, Recipe
+from tauflow.recipes.encoded_prompts import EncodedPrompts
 from tauflow.recipes.language.hosts import DEEPEST, own_settings
 from tauflow.recipes.language.ids import Ids
 from tauflow.recipes.language.task import Language
-from tauflow.recipes.language.tokens import TextTokens, read_tokenizer
+from tauflow.recipes.language.tokens import TextTokens, frame_of, read_tokenizer
 from tauflow.train import Trained
 
 COLUMNS = 4096  # tokens that a prompt may have
-KEPT = 8  # encoded batches of prompts; guidance has two, a batch in parts as many as parts
 TOGETHER = 2**25  # logits that are made at once for the memory: 128 MiB
 
 
@@ -47,6 +46,8 @@ class DiffusionGemmaNetwork(Network):
         text = host.settings.text_config
         self.conditions = (text.vocab_size,) * columns
         self.decoder = host.decoder
+        if self.decoder.dtype == torch.float64:  # grouped products of matrices have no such type
+            text._experts_implementation = "eager"
         self.encoder = host.encoder()
         self.first = text.bos_token_id
         self.cap = text.final_logit_softcapping
@@ -61,7 +62,7 @@ class DiffusionGemmaNetwork(Network):
         memory: Tensor | None = None,
     ) -> Tensor:
         ids, real = self._prompt(condition, x)
-        cache = self.prompts.cache(ids, real)
+        cache = self.prompts.cache(ids, real, beginning=memory is None)
         read = torch.ones_like(x, dtype=torch.bool) if attention is None else attention
         # the canvas begins where the prompt ends, however long the others are
         places = real.sum(1, keepdim=True) + (read.cumsum(1) - 1).clamp(min=0)
@@ -81,8 +82,9 @@ class DiffusionGemmaNetwork(Network):
         return found.last_hidden_state
 
     def head(self, rows: Tensor) -> Tensor:
-        logits = nn.functional.linear(rows, self.decoder.embed_tokens.weight).float()
-        return logits.div_(self.cap).tanh_().mul_(self.cap)
+        logits = nn.functional.linear(rows, self.decoder.embed_tokens.weight)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
 
     def _expected(self, memory: Tensor) -> Tensor:
         """Return the expected embedding (B, D, W) under the posterior of hidden states (B, D, W)."""
@@ -104,62 +106,6 @@ class DiffusionGemmaNetwork(Network):
         columns = torch.arange(-width, 0, device=x.device) + lengths
         ids = condition.where(given.any(1, keepdim=True), self.first).gather(1, columns.clamp(min=0))
         return ids, columns >= 0
-
-
-class EncodedPrompts:
-    """Keys and values of prompts, encoded once; of longer ones only what is new."""
-
-    def __init__(self, encoder: Any):
-        self.encoder = encoder
-        self.encoded = 0  # columns so far, for those who count
-        self._home = encoder.device, encoder.dtype
-        self._found: OrderedDict[bytes, tuple[Tensor, Tensor, Any]] = OrderedDict()
-
-    def cache(self, ids: Tensor, real: Tensor) -> Any:
-        """Return the cache of prompts (B, P) that are real where `real` is true."""
-        home = self.encoder.device, self.encoder.dtype
-        if home != self._home:
-            self._found.clear()
-            self._home = home
-        key = b"".join([str(ids.shape).encode(), _bytes(ids), _bytes(real)])
-        if key not in self._found:
-            cache, known = self._begun(ids, real)
-            self._encode(ids, real, cache, known)
-            self._found[key] = ids, real, cache
-            while len(self._found) > KEPT:
-                self._found.popitem(last=False)
-        self._found.move_to_end(key)
-        return self._found[key][2]
-
-    def _begun(self, ids: Tensor, real: Tensor) -> tuple[Any, int]:
-        """Return the cache of the longest known beginning of prompts, and its length; it is used up."""
-        from transformers import DynamicCache
-
-        def begins(known: Tensor, known_real: Tensor) -> bool:
-            width = known.shape[1]
-            fits = len(known) == len(ids) and width < ids.shape[1]
-            return fits and torch.equal(known, ids[:, :width]) and torch.equal(known_real, real[:, :width])
-
-        fitting = [key for key, (known, its, _) in self._found.items() if begins(known, its)]
-        if not fitting:
-            return DynamicCache(config=self.encoder.config), 0
-        known, _, cache = self._found.pop(max(fitting, key=lambda key: self._found[key][0].shape[1]))
-        return cache, known.shape[1]
-
-    @torch.no_grad()
-    def _encode(self, ids: Tensor, real: Tensor, cache: Any, known: int) -> None:
-        places = (real.cumsum(1) - 1).clamp(min=0)
-        self.encoder(
-            input_ids=ids[:, known:],
-            attention_mask=None if bool(real.all()) else real,
-            position_ids=places[:, known:],
-            past_key_values=cache,
-        )
-        self.encoded += ids.shape[1] - known
-
-
-def _bytes(values: Tensor) -> bytes:
-    return values.contiguous().cpu().numpy().tobytes()
 
 
 class Host(nn.Module):
@@ -223,7 +169,7 @@ class Canvases(Language):
 
     def condition(self, text: str) -> Tensor:
         """Return a prompt as a condition (C,)."""
-        return self.row(self.text.encode(text))
+        return self.row(self.text.begun(self.text.encode(text)))
 
     def row(self, tokens: list[int]) -> Tensor:
         """Return the tokens of a prompt as a condition (C,)."""
@@ -233,7 +179,8 @@ class Canvases(Language):
         return torch.tensor(tokens + [DROPPED] * (columns - len(tokens)))
 
     def caption(self, condition: Tensor) -> str:
-        return self.text.decode(condition[condition != DROPPED].tolist())
+        tokens, begin = condition[condition != DROPPED].tolist(), self.text.begin
+        return self.text.decode(tokens[len(begin) :] if tokens[: len(begin)] == begin else tokens)
 
     def sample_conditions(self, count: int, first: int = 0) -> Tensor:
         """Return prompts (count, C) that say nothing."""
@@ -241,10 +188,12 @@ class Canvases(Language):
 
 
 def released_config(config: Config, files: Mapping[str, Config]) -> Config:
-    """Return the settings; refuse an encoder and an output that have weights of their own."""
+    """Return the settings; refuse an encoder and an output that have weights of their own, and no BOS."""
     for part in (config, config["text_config"]):
         if not part.get("tie_word_embeddings", True):
             raise CheckpointError("tie_word_embeddings is false; the recipe is for weights that are shared")
+    if config["text_config"].get("bos_token_id", 2) is None:
+        raise CheckpointError("bos_token_id is null; it must be the id that an empty prompt consists of")
     if int(config["canvas_length"]) < 1:
         raise CheckpointError(f"canvas_length is {config['canvas_length']}; it must be at least 1")
     return own_settings(config)
@@ -266,7 +215,8 @@ def assemble(loaded: Loaded) -> Trained:
     vocabulary = tokenizer.get_vocab()
     flat += [vocabulary[name] for name in loaded.recipe.ends if name in vocabulary]
     known = tuple(dict.fromkeys(each for each in flat if each is not None and 0 <= each < text.vocab_size))
-    texts = TextTokens(tokenizer, Ids.all_but(None, text.vocab_size))
+    begin, _ = frame_of(loaded, tokenizer)
+    texts = TextTokens(tokenizer, Ids.all_but(None, text.vocab_size), begin=begin)
     task = Canvases(columns, texts, canvas, known, canvas, canvas)
     process = Mixture(Uniform(text.vocab_size), loaded.recipe.schedule)
     return Trained(Model(DiffusionGemmaNetwork(loaded.host, columns), process, task.shape), task)
@@ -285,7 +235,6 @@ DIFFUSION_GEMMA = Recipe(
         (r"^encoder\.language_model\.", "decoder."),
     ),
     unused=(r"model\.encoder\.(vision_tower|embed_vision)\.",),
-    block=256,
+    framing="tokenizer",
     ends=("<turn|>", "<end_of_turn>"),
 )
-"""`block` is that of the released model; a folder says its own."""

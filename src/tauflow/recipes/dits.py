@@ -50,10 +50,10 @@ KEYS = (
 )
 """Names of weights in their files, and in a DiT."""
 UNUSED = (r".*rotary_emb\.inv_freq$",)  # computed here
-TOKENIZER = (("tokenizer.json",), ("vocab.json", "merges.txt"))
-"""Files that a tokenizer is read from, either or."""
-RELEASED = ("hidden_dim", "n_blocks", "n_heads", "cond_dim", "model_length")
-TRAINED = ("hidden_size", "n_blocks", "n_heads", "cond_dim", "length")
+GPT2_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))
+"""Files that a tokenizer is read from: one of these sets."""
+RELEASED_SIZES = ("hidden_dim", "n_blocks", "n_heads", "cond_dim", "model_length")
+TRAINED_SIZES = ("hidden_size", "n_blocks", "n_heads", "cond_dim", "length")
 """What the files call width, blocks, heads, features of the time, and length."""
 
 
@@ -79,7 +79,7 @@ def text_of(loaded: Loaded) -> TextTokens:
     more than GPT-2, for padding; a tokenizer may have one for the mask.
     """
     folder, sizes = loaded.folder, loaded.host.sizes
-    if not any(all((folder / name).is_file() for name in names) for names in TOKENIZER):
+    if not any(all((folder / name).is_file() for name in names) for names in GPT2_FILES):
         raise CheckpointError(
             f"{folder} has no tokenizer; put GPT-2's there, tokenizer.json or vocab.json and merges.txt: "
             f"hf download openai-community/gpt2 tokenizer.json --local-dir {folder}"
@@ -119,14 +119,14 @@ def mdlm_config(config: Config, files: Mapping[str, Config]) -> Config:
     """Return the settings of MDLM, whose last id is the mask."""
     if config.get("time_conditioning", False):
         raise CheckpointError("this MDLM is told the time; the recipe is for those that are not")
-    return described(config, RELEASED, config["vocab_size"] - 1, masked=True)
+    return described(config, RELEASED_SIZES, config["vocab_size"] - 1, masked=True)
 
 
 def duo_config(config: Config, files: Mapping[str, Config]) -> Config:
     """Return the settings of Duo, whose noise is uniform over all ids."""
     if config.get("causal", False):
         raise CheckpointError("this model is autoregressive (causal); the recipe is for diffusion models")
-    return described(config, RELEASED, config["vocab_size"], masked=False)
+    return described(config, RELEASED_SIZES, config["vocab_size"], masked=False)
 
 
 def sedd_config(config: Config, files: Mapping[str, Config]) -> Config:
@@ -141,7 +141,7 @@ def sedd_config(config: Config, files: Mapping[str, Config]) -> Config:
         raise CheckpointError(
             f"this SEDD has {graph} noise on a {noise} schedule; the recipe is for absorb and loglinear"
         )
-    return described(config["model"], TRAINED, config["tokens"], masked=True)
+    return described(config["model"], TRAINED_SIZES, config["tokens"], masked=True)
 
 
 MDLM = Recipe(

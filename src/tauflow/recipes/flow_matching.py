@@ -9,22 +9,20 @@ writes the weights alone as safetensors, with what config.yaml says of them: a f
 import dataclasses
 import itertools
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import torch
 import yaml
 from torch import Tensor
 
-from tauflow.errors import CheckpointError, WriteError
+from tauflow.errors import CheckpointError
 from tauflow.files import refuse_unwritable
 from tauflow.process.schedules import Polynomial
 from tauflow.recipes.base import Config
-from tauflow.recipes.dits import KEYS, MDLM, TOKENIZER, TRAINED, described
+from tauflow.recipes.dits import GPT2_FILES, KEYS, MDLM, TRAINED_SIZES, described
+from tauflow.recipes.folders import new_folder, refuse_existing
+from tauflow.recipes.weights import unpickled
 from tauflow.train.archive import shortened
 
 SETTINGS = Path(".hydra", "config.yaml")
@@ -44,7 +42,7 @@ def flow_config(config: Config, files: Mapping[str, Config]) -> Config:
             "mask, and polynomial"
         )
     masked = SOURCES[flow["source_distribution"]]
-    sizes = described(config["model"], TRAINED, config["num_states"] - masked, masked, apart=True)
+    sizes = described(config["model"], TRAINED_SIZES, config["num_states"] - masked, masked, apart=True)
     return {**sizes, "schedule": Polynomial(float(flow["exponent"]))}
 
 
@@ -67,28 +65,19 @@ def from_run(run: str | Path, out: str | Path) -> None:
     complete; put GPT-2's tokenizer.json there unless it lies in the run.
     """
     run, out = Path(run), Path(out)
-    if out.exists():
-        raise CheckpointError(f"{out} is there already; remove it, or name another folder")
+    refuse_existing(out)
     settings, weights = _settings(run / SETTINGS), _weights(run / CHECKPOINT)
     refuse_unwritable(out.parent, "name another folder")
     from safetensors.torch import save_file
 
     embedding = next(weight for name, weight in weights.items() if name.endswith(EMBEDDING))
     config = {"model_type": FLOW_MATCHING.model_type, "num_states": len(embedding), **settings}
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as made:
-            inner = Path(made) / out.name
-            inner.mkdir()
-            (inner / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-            save_file(weights, inner / "model.safetensors", metadata={"format": "pt"})
-            for name in itertools.chain(*TOKENIZER):
-                if (run / name).is_file():
-                    shutil.copyfile(run / name, inner / name)
-            os.rename(inner, out)
-    except OSError as error:
-        raise WriteError(
-            f"cannot write {out} ({error.strerror or error}); nothing is left", error.errno
-        ) from None
+    with new_folder(out) as made:
+        (made / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        save_file(weights, made / "model.safetensors", metadata={"format": "pt"})
+        for name in itertools.chain(*GPT2_FILES):
+            if (run / name).is_file():
+                shutil.copyfile(run / name, made / name)
 
 
 def _settings(path: Path) -> Config:
@@ -112,14 +101,11 @@ def _weights(path: Path) -> dict[str, Tensor]:
     """Return the weights of a pickle, which may hold plain data only."""
     if not path.is_file():
         raise CheckpointError(f"there is no {path}; name the folder of a run, with its last checkpoint")
-    try:
-        found: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        weights = {str(name): weight.detach().contiguous() for name, weight in found["model"].items()}
-    except Exception as error:  # torch raises many kinds
-        reason = shortened(str(error).splitlines()[0] if str(error) else type(error).__name__)
-        raise CheckpointError(
-            f"{path} is refused, it is damaged or holds no plain weights: {reason}"
-        ) from None
+    found = unpickled(path)
+    held = found.get("model") if isinstance(found, dict) else None
+    if not isinstance(held, dict) or not all(isinstance(each, Tensor) for each in held.values()):
+        raise CheckpointError(f"{path} has no weights by their names as its model; name the folder of a run")
+    weights = {str(name): weight.detach().contiguous() for name, weight in held.items()}
     if not any(name.endswith(EMBEDDING) and weight.ndim == 2 for name, weight in weights.items()):
         raise CheckpointError(f"{path} has no {EMBEDDING} among its weights; it is of another model")
     return weights

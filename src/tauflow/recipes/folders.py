@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from tauflow.errors import CheckpointError, SettingsError, TauflowError
+from tauflow.errors import CheckpointError, SettingsError, TauflowError, WriteError
 from tauflow.files import digest
 from tauflow.recipes.base import INSTALL, Config, Recipe
 from tauflow.train.archive import shortened
@@ -23,23 +26,24 @@ def folder_of(name: str | Path, recipes: Sequence[Recipe]) -> Path:
 
     A recipe names a model inside an installed package; from the hub models are downloaded.
     """
+    if not isinstance(name, str | os.PathLike) or not str(name).strip():
+        raise SettingsError(f"name a folder, or a model of the hub: owner/model; got {shortened(repr(name))}")
     folder = Path(name)
     if folder.exists():
         if not folder.is_dir():
             raise CheckpointError(f"{name} is a file; name the folder of a pretrained model")
         return folder
     for recipe in recipes:
-        if recipe.package is not None and recipe.name == str(name):
+        if recipe.package is not None and recipe.name.lower() == str(name).lower():
             return recipe.package()
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)):
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name)):
         raise CheckpointError(f"there is no folder {name}; name one, or a model of the hub: owner/model")
     matching = [
         each for each in recipes if any(fnmatch(str(name).lower(), shape.lower()) for shape in each.hub)
     ]
     if not matching:
         raise CheckpointError(
-            f"there is no folder {name}, and no recipe for a model of that name on the hub; "
-            f"{known(recipes)}; {GUIDE}"
+            f"there is no folder {name}, and no recipe for a model of that name; {known(recipes)}; {GUIDE}"
         )
     files = [file for recipe in matching for file in recipe.files]
     folder = _downloaded(str(name), files)
@@ -143,6 +147,27 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} is damaged (it holds no dictionary); get it again")
     return found
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Give an empty folder to write to, which becomes `out` when all is written; a failure leaves nothing."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as made:
+            inner = Path(made) / out.name
+            inner.mkdir()
+            yield inner
+            os.rename(inner, out)
+    except OSError as error:
+        raise WriteError(
+            f"cannot write {out} ({error.strerror or error}); nothing is left", error.errno
+        ) from None
+
+
+def refuse_existing(out: Path) -> None:
+    """Raise if a folder that is to be written is there already."""
+    if out.exists():
+        raise CheckpointError(f"{out} is there already; remove it, or name another folder")
 
 
 def digest_of(folder: Path) -> str:

@@ -203,7 +203,7 @@ FUDOKI = Recipe(
 )
 """A folder that `python -m tauflow.recipes convert` has written."""
 
-RELEASED = dataclasses.replace(
+RELEASED_FUDOKI = dataclasses.replace(
     FUDOKI,
     name="fudoki as released",
     model_type="multi_modality",

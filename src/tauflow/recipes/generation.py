@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tauflow.errors import SettingsError
 from tauflow.recipes.generation_prompts import Adjusted, Asked, Prompted, prompted_model
-from tauflow.recipes.language.task import LENGTH, Language
+from tauflow.recipes.language.task import Language
 from tauflow.samplers import Result, Sampler, sampler_from
 from tauflow.samplers.api import seeded, whole
 from tauflow.samplers.run import Request, run
@@ -100,26 +100,24 @@ def generate(
         trained: from `tauflow.pretrained`.
         prompts: one or several: texts, or conversations, each a list of messages such as {"role": "user",
             "content": "Hi"}, which the chat template of the model writes as a text.
-        max_new_tokens: N; None is a block of the model, or else 128, or as many as it can still read.
+        max_new_tokens: N; None is a block of the model, or else 128, or as many as it can still read; of
+            antibodies, what is missing to a chain.
         sampler: as in `tauflow.sample`.
         nfe: budget of evaluations of all blocks together, which share it evenly; the first ones have one more
             where it cannot be shared so.
         block: new tokens that are sampled together, K, a divisor of N; None is what the model was trained
             with, or else all of them.
-        guidance: weight; 1 is none. A masked model is guided away from what it says to a masked prompt, one
-            that takes prompts as conditions away from what it says without one.
+        guidance: weight; 1 is none. The model is guided away from what it says without its prompt: to masks
+            in its place, or where noise is no masks, to the new tokens alone.
         temperature: divides the logits.
         seed: of all randomness, or a torch.Generator.
         observer: called with a `Step` after every step.
     """
     task = _language(trained)
-    encoded = [task.text.encode(_written(prompt, task)) for prompt in _several(prompts)]
+    encoded = [task.text.begun(task.text.encode(_written(prompt, task))) for prompt in _several(prompts)]
     new, size = _sizes(task, encoded, max_new_tokens, block)
-    blocks, nfe = new // size, whole(nfe, "nfe")
-    if nfe < blocks:
-        raise SettingsError(
-            f"{blocks} blocks need an evaluation each, nfe is {nfe}; raise it, or take larger blocks"
-        )
+    blocks = new // size
+    refuse_uneven(new, size, nfe)
     prompted = prompted_model(trained.model, task, encoded, Adjusted(guidance, temperature))
     writing = Writing(task, prompted, torch.full((len(encoded), new), task.num_tokens))
     chosen, generator = sampler_from(sampler, trained.model), seeded(seed)
@@ -219,22 +217,25 @@ def _language(trained: Trained) -> Language:
 
 def _several(prompts: Any) -> list[Any]:
     """Return prompts as a list; one alone is a list of itself."""
-    if isinstance(prompts, str) or (isinstance(prompts, Sequence) and _is_conversation(prompts)):
+    if isinstance(prompts, str) or _is_conversation(prompts):
         return [prompts]
-    if not isinstance(prompts, Sequence) or not len(prompts):
-        raise SettingsError(f"prompts must be one or several texts or conversations, got {prompts!r}")
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes) or not len(prompts):
+        raise SettingsError(
+            f"prompts must be one or several texts or conversations, got {shortened(repr(prompts))}"
+        )
     return list(prompts)
 
 
 def _is_conversation(prompt: Any) -> bool:
-    return len(prompt) > 0 and all(isinstance(message, Mapping) for message in prompt)
+    messages = prompt if isinstance(prompt, Sequence) else ()
+    return len(messages) > 0 and all(isinstance(message, Mapping) for message in messages)
 
 
 def _written(prompt: Any, task: Language) -> str:
     """Return the text of a prompt."""
     if isinstance(prompt, str):
         return prompt
-    if isinstance(prompt, Sequence) and _is_conversation(prompt):
+    if _is_conversation(prompt):
         return task.chat([dict(message) for message in prompt])
     raise SettingsError(
         'a prompt is a text, or a list of messages such as {"role": "user", "content": "Hi"}; got '
@@ -248,20 +249,26 @@ def _sizes(
     """Return N and K; refuse prompts that leave no place for the new tokens."""
     longest = max(range(len(encoded)), key=lambda number: len(encoded[number]))
     taken = len(encoded[longest])
-    if max_new_tokens is None:
-        new = task.block or max(1, min(LENGTH, (task.context or taken + LENGTH) - taken))
-    else:
-        new = whole(max_new_tokens, "max_new_tokens")
+    new = task.new_tokens(taken) if max_new_tokens is None else whole(max_new_tokens, "max_new_tokens")
     size = (task.block or new) if block is None else whole(block, "block")
+    context = len(task.sized(size).conditions) + size if task.conditions else task.context
+    if context is not None and taken + new > context:
+        more = "" if max_new_tokens is None else ", or ask for fewer"
+        raise SettingsError(
+            f"prompt {longest + 1} has {taken} tokens and is to have {new} more, the model can read "
+            f"{context}; shorten it{more}"
+        )
+    return new, size
+
+
+def refuse_uneven(new: int, size: int, nfe: int) -> None:
+    """Refuse blocks of `size` that do not divide the new tokens, and fewer evaluations than blocks."""
     if new % size:
         raise SettingsError(
             f"a block of {size} does not divide {new} new tokens; ask for {-(-new // size) * size}, or give "
             "another block"
         )
-    context = len(task.sized(size).conditions) + size if task.conditions else task.context
-    if context is not None and taken + new > context:
+    if whole(nfe, "nfe") < new // size:
         raise SettingsError(
-            f"prompt {longest + 1} has {taken} tokens and is to have {new} more, the model can read "
-            f"{context}; shorten it, or ask for fewer"
+            f"{new // size} blocks need an evaluation each, nfe is {nfe}; raise it, or take larger blocks"
         )
-    return new, size

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from tauflow.denoise import Model
-from tauflow.recipes.diffusion_gemma import Canvases
-from tauflow.recipes.language.guidance import unprompted
 from tauflow.recipes.language.task import Language
 from tauflow.samplers import Prompt
+from tauflow.samplers.unprompted import unprompted
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class Continued:
 class Conditioned:
     """Prompts that are conditions, which new tokens become a part of when the next block is sampled."""
 
-    def __init__(self, model: Model, task: Canvases, prompts: Sequence[list[int]], adjusted: "Adjusted"):
+    def __init__(self, model: Model, task: Language, prompts: Sequence[list[int]], adjusted: "Adjusted"):
         self.model = model
         self.task = task
         self.prompts = prompts
@@ -117,6 +116,6 @@ def prompted_model(
     model: Model, task: Language, prompts: Sequence[list[int]], adjusted: Adjusted
 ) -> Prompted:
     """Return a model with prompts as it takes them."""
-    if isinstance(task, Canvases):
+    if task.conditions:
         return Conditioned(model, task, prompts, adjusted)
     return Continued(model, prompts, adjusted)

@@ -14,7 +14,7 @@ from tauflow.recipes.diffusion_gemma import DIFFUSION_GEMMA
 from tauflow.recipes.dits import DITS
 from tauflow.recipes.flow_matching import FLOW_MATCHING
 from tauflow.recipes.folders import CONFIG, folder_of, recipe_of
-from tauflow.recipes.fudoki import FUDOKI, RELEASED
+from tauflow.recipes.fudoki import FUDOKI, RELEASED_FUDOKI
 from tauflow.recipes.language.hosts import filled, is_native, unsaved
 from tauflow.recipes.language.models import LANGUAGE
 from tauflow.recipes.language.task import resized
@@ -22,7 +22,10 @@ from tauflow.recipes.weights import Weights
 from tauflow.train import Trained
 from tauflow.train.archive import listed, shortened
 
-RECIPES: tuple[Recipe, ...] = (FUDOKI, RELEASED, *DITS, FLOW_MATCHING, DIFFUSION_GEMMA, ANTIBERTY, *LANGUAGE)
+RECIPES: tuple[Recipe, ...] = (
+    *(FUDOKI, RELEASED_FUDOKI, *DITS, FLOW_MATCHING, DIFFUSION_GEMMA, ANTIBERTY),
+    *LANGUAGE,
+)
 """The recipes there are."""
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 

@@ -56,6 +56,11 @@ class TextToImage(Task):
         self.scores: list[ClipScore] = []
         self._pictures: dict[bytes, np.ndarray] = {}
 
+    @property
+    def tokenizer(self) -> Any:
+        """Return the tokenizer of prompts."""
+        return self.prompts.tokenizer
+
     def setup(self, stage: str | None = None) -> None:
         raise SettingsError("a pretrained text-to-image model comes without data to train or validate on")
 

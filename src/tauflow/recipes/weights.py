@@ -6,6 +6,7 @@ one class more.
 """
 
 import re
+import zipfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def weight_files(folder: Path, pickles: tuple[str, ...] = ()) -> list[Path]:
-    """Return the files of the weights; refuse pickles that are not named, and an index with missing files."""
+    """Return the files of the weights; refuse pickles that are not named, and an index of missing files."""
     if (folder / INDEX).exists():
         index = read_json(folder / INDEX).get("weight_map")
         names = sorted({str(name) for name in index.values()}) if isinstance(index, dict) else []
@@ -102,15 +103,22 @@ class Weights:
         return file.get_tensor(key)
 
 
+def unpickled(path: Path) -> Any:
+    """Return what a pickle holds; refuse one of more than plain data."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # torch raises many kinds
+        reason = shortened(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        raise CheckpointError(
+            f"{path} is refused, it is damaged or holds more than weights: {reason}"
+        ) from None
+
+
 class Pickled:
     """A pickle of plain tensors, read like a file of safetensors."""
 
     def __init__(self, path: Path):
-        try:
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:  # torch raises many kinds
-            reason = shortened(str(error).splitlines()[0] if str(error) else type(error).__name__)
-            raise CheckpointError(f"{path} is refused, it is damaged or no plain weights: {reason}") from None
+        found = unpickled(path)
         if not isinstance(found, dict) or not all(isinstance(each, Tensor) for each in found.values()):
             raise CheckpointError(f"{path} holds more than weights by their names; save them as safetensors")
         self._weights = {str(name): weight.detach() for name, weight in found.items()}
@@ -137,14 +145,8 @@ class Pickled:
 
 def pickled_embedding(path: Path) -> Tensor:
     """Return the weight of an nn.Embedding that was pickled as a whole; nothing else is unpickled."""
-    try:
-        with torch.serialization.safe_globals([nn.Embedding]):
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds
-        reason = shortened(str(error).splitlines()[0] if str(error) else type(error).__name__)
-        raise CheckpointError(
-            f"{path} is refused, it is damaged or holds more than an embedding: {reason}"
-        ) from None
+    with torch.serialization.safe_globals([nn.Embedding]):
+        found = unpickled(path)
     weight = getattr(found, "weight", found)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         raise CheckpointError(f"{path} holds a {type(found).__name__}, not an nn.Embedding")

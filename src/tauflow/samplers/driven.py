@@ -18,29 +18,53 @@ from tauflow.samplers.run import Request, finish, problem_of
 
 
 class Wanted(Exception):
-    """An evaluation that has not been made yet, at the states x (B, D)."""
+    """An evaluation that has not been made yet, at the states x (B, D) and the times t (B,)."""
 
-    def __init__(self, x: Tensor):
+    def __init__(self, x: Tensor, t: Tensor):
         super().__init__()
         self.x = x
+        self.t = t
 
 
 class Handed:
-    """A network that answers with the logits it was handed, in order, and raises `Wanted` after the last."""
+    """A network that answers with the logits it was handed, in order, and raises `Wanted` after the last.
 
-    def __init__(self) -> None:
-        self.logits: list[Tensor] = []  # (B, D, V) each, of the step under way
+    A step that is made again takes, after each evaluation, the generator as it was when the logits came: what
+    others have drawn from it while the step waited does not come again.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
         self.read = 0
+        self._answers: list[tuple[Tensor, Tensor]] = []  # logits (B, D, V) and the generator's state
+        self._before = generator.get_state()
 
     def __call__(self, x: Tensor, t: Tensor) -> Tensor:
-        if self.read == len(self.logits):
-            raise Wanted(x)
+        if self.read == len(self._answers):
+            raise Wanted(x, t)
+        logits, state = self._answers[self.read]
+        self.generator.set_state(state)
         self.read += 1
-        return self.logits[self.read - 1]
+        return logits
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def add(self, logits: Tensor) -> None:
+        """Add the logits of the evaluation that is wanted, and start the step again."""
+        self._answers.append((logits, self.generator.get_state()))
+        self.generator.set_state(self._before)
+        self.read = 0
+
+    def clear(self) -> None:
+        """Drop the logits of a step that is made; the next one begins with the generator as it is."""
+        self._answers = []
+        self._before = self.generator.get_state()
+        self.read = 0
 
 
 class Driven:
-    """A sampler that waits for the logits (B, D, V) of its states `x` (B, D), until it is `done`.
+    """A sampler that waits for the logits (B, D, V) of its states `x` (B, D) at `t` (B,), until it is `done`.
 
     Logits are its own once they are handed in: it may look back at them in the next step.
 
@@ -49,7 +73,7 @@ class Driven:
         process: of the model's training.
         x_0: the states at first (B, D).
         nfe: budget of evaluations.
-        generator: of all randomness.
+        generator: of all randomness; others may draw from it between evaluations.
         temperature: that the logits are divided by.
     """
 
@@ -62,55 +86,74 @@ class Driven:
         generator: torch.Generator,
         temperature: float = 1.0,
     ):
-        self._handed = Handed()
+        self._handed = Handed(generator)
         model = Model(self._handed, process, tuple(x_0.shape[1:])).tempered(temperature)
         self._sampler = sampler
         self._problem = problem_of(sampler, Request(model, nfe, x_0, generator), model.denoiser)
         self._plan = sampler.plan(process, int(self._problem.movable(x_0).sum(1).max()), nfe)
-        self._generator = generator
-        self._state = sampler.init(self._problem, x_0, self._plan, generator)
+        self._state = sampler.init(self._problem, x_0.clone(), self._plan, generator)
+        self._handed.clear()
         self._step = 0  # the one under way; after the last comes the finish
-        self._before = generator.get_state()
-        self.x = x_0
+        self._changes: list[tuple[Tensor, Tensor]] = []  # places (B, D) and tokens, of the step under way
+        self.x, self.t = x_0, torch.zeros(len(x_0), device=x_0.device)
         self.done = False
         self._advance()
 
     def answer(self, logits: Tensor, x: Tensor | None = None) -> None:
-        """Give it the logits (B, D, V) of `x`, or of other states where the caller has changed them."""
+        """Give it the logits (B, D, V) of `x`, or of other states where the caller has changed them.
+
+        Before the first evaluation of a step the changed states are those that the step starts from. Tokens
+        that are changed between two evaluations of a step stay as they are given until the step is made.
+        """
         require(not self.done, "the sampler is done and takes no more logits; start another one")
         if x is not None and not torch.equal(x, self.x):
-            require(
-                not self._handed.logits,
-                f"{self._sampler} evaluates more than once a step, and the states were changed in between; "
-                "change none, or use a sampler with one evaluation a step such as bridge_systematic",
-            )
-            self._state = dataclasses.replace(self._state, x=x)
-        self._handed.logits.append(logits)
-        self._advance()
+            self._change(x)
+        if not self.done:
+            self._handed.add(logits)
+            self._advance()
+
+    def _change(self, x: Tensor) -> None:
+        require(
+            x.shape == self.x.shape,
+            f"the sampler has states of shape {tuple(self.x.shape)}, got {tuple(x.shape)}; start another one",
+        )
+        if len(self._handed):
+            places = x != self.x
+            self._changes.append((places, x[places]))
+        else:
+            self._state = dataclasses.replace(self._state, x=x.clone())
+            self._handed.clear()  # the step starts again with other random numbers, as many as it takes now
+            self._advance()
+
+    def _changed(self, x: Tensor) -> Tensor:
+        """Return states with what the caller has changed during the step."""
+        for places, tokens in self._changes:
+            x = x.masked_scatter(places, tokens)
+        return x
 
     @torch.no_grad()
     def _advance(self) -> None:
         """Make steps as far as the logits reach."""
         try:
             while not self.done:
-                self._handed.read = 0
-                self._generator.set_state(self._before)
-                self._state = self._next()
+                state = self._next()
+                self._state = dataclasses.replace(state, x=self._changed(state.x))
                 self._step += 1
-                self._handed.logits = []
-                self._before = self._generator.get_state()
+                self._changes = []
+                self._handed.clear()
         except Wanted as wanted:
-            self.x = wanted.x
+            self.x, self.t = self._changed(wanted.x), wanted.t
         else:
             self.x = self._state.x
+            self._state = State(self.x)  # without the logits of the last evaluation
 
     def _next(self) -> State:
         """Return the state after the step under way, or after the finish."""
-        problem, plan, state = self._problem, self._plan, self._state
+        problem, plan, state, generator = self._problem, self._plan, self._state, self._handed.generator
         moving = self._step == 0 or bool(problem.movable(state.x).any())
         if self._step < plan.steps and moving:
-            state, _ = self._sampler.step(problem, state, plan, self._step, self._generator)
+            state, _ = self._sampler.step(problem, state, plan, self._step, generator)
             return state
-        state = finish(self._sampler.finishing, problem, state, plan.end, self._generator)
+        state = finish(self._sampler.finishing, problem, state, plan.end, generator)
         self.done = True
         return state

@@ -88,7 +88,8 @@ def nll(
         nfe: budget of evaluations.
         data: tokens of items (B, D), or in the shape of a sample (B, ...).
         condition: of the items, integers (B, C), or (C,) for all of them.
-        known: true (B, D), (D,) or in the shape of a sample where a coordinate is given and costs nothing.
+        known: true (B, D), (D,) or in the shape of a sample where a coordinate is given and costs nothing;
+            padding (`Model.attending`) is given always.
         seed: of the sets, or a torch.Generator.
         batch_size: how many items the denoiser is given at once; None is all of them.
     """
@@ -99,6 +100,9 @@ def nll(
     device = model.denoiser.device
     tokens = checked_items(data, model).to(device)
     frozen = checked_known(known, tokens)
+    read = model.denoiser.attention
+    if read is not None and read.shape == tokens.shape:  # what stands in the padding is given too
+        frozen = ~read.to(device) if frozen is None else frozen | ~read.to(device)
     generator = seeded(seed)
     x_0 = model.process.start(tuple(tokens.shape), generator).to(device)
     forced = Forced(tokens)

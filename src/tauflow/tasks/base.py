@@ -221,6 +221,13 @@ class Task(ABC):
         """Return the same for text with blanks."""
         raise SettingsError(f"{type(self).__name__} has no texts to fill in; drop --infill")
 
+    def knowing(self, prompt: Prompt) -> Self:
+        """Return the task for samples of which a part is known: its metrics, and how it shows them.
+
+        Itself by default: what is known counts like what is drawn.
+        """
+        return self
+
     def allowed(self, prompt: Prompt | None = None, length: int | None = None) -> Tensor | None:
         """Return which tokens (D, V) samples may have, given what is known and their length; None: all.
 

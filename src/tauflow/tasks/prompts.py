@@ -10,6 +10,7 @@ from tauflow.samplers import Prompt
 
 Encode = Callable[[str], list[int]]  # text to tokens; refuses what the vocabulary lacks
 BLANK = re.compile(r"(_{2,})")
+SHORT_BLANK = re.compile(r"(_+)")  # where an underscore is no token
 
 
 class Written(Prompt):
@@ -31,15 +32,17 @@ def beginning(text: str, encode: Encode, length: int) -> Prompt:
 
 
 def with_blanks(text: str, encode: Encode, length: int, has_space: bool = True) -> Prompt:
-    """Read text with blanks: n >= 2 underscores stand for n tokens to be found.
+    """Read text with blanks: n underscores stand for n tokens to be found.
 
-    All that follows the text is to be found too. A space before a blank belongs to the blank where a space is
-    no token but a part of the word after it, as in byte-level BPE.
+    A blank has two underscores or more; one will do where `_` is no token. All that follows the text is to be
+    found too. A space before a blank belongs to the blank where a space is no token but a part of the word
+    after it, as in byte-level BPE.
     """
     parts: list[list[int] | int] = []
-    *before, last = BLANK.split(text)
+    blank = BLANK if _can_encode("_", encode) else SHORT_BLANK
+    *before, last = blank.split(text)
     for word in before:
-        if BLANK.fullmatch(word):
+        if blank.fullmatch(word):
             parts.append(len(word))
         else:
             parts.append(encode(word if has_space else word.rstrip(" ")))
@@ -49,6 +52,14 @@ def with_blanks(text: str, encode: Encode, length: int, has_space: bool = True) 
             "--infill needs a blank: two or more underscores, as many as tokens may stand there"
         )
     return _known(parts, length)
+
+
+def _can_encode(text: str, encode: Encode) -> bool:
+    try:
+        encode(text)
+    except SettingsError:
+        return False
+    return True
 
 
 def _known(parts: list[list[int] | int], length: int) -> Prompt:

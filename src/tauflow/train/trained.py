@@ -55,6 +55,13 @@ class Trained:
     task: Task | None  # None if it was trained from a plain DataLoader
     step: int = 0  # optimizer steps the weights were trained for
 
+    @property
+    def tokenizer(self) -> Any:
+        """Return the tokenizer of its texts, or of its prompts; None for a model of neither."""
+        if isinstance(self.task, tasks.Text):
+            return self.task.tokens.tokenizer
+        return getattr(self.task, "tokenizer", None)
+
 
 def load(
     path: str | Path,

@@ -3,6 +3,8 @@
 import re
 from dataclasses import dataclass, field
 
+from tauflow.errors import SettingsError
+
 START = "EVQLVESGG"  # as heavy chains of the family VH3 begin
 FRAMEWORK = re.compile(r".{20,22}C.{13,17}W.{57,63}C.{3,32}WG.G.*")
 """What IMGT numbers 23 (Cys), 41 (Trp), 104 (Cys) and 118 to 121 (Trp-Gly-X-Gly), as far apart as loops of
@@ -26,11 +28,17 @@ class Antibody:
     @property
     def places(self) -> dict[str, slice]:
         """Return where the loops are, by name."""
-        begins = [self.chain.index(loop) for loop in self.loops]
-        return {
-            f"cdr{number}": slice(begin, begin + len(loop))
-            for number, (begin, loop) in enumerate(zip(begins, self.loops, strict=True), start=1)
-        }
+        places, end = {}, 0
+        for number, loop in enumerate(self.loops, start=1):
+            begin = self.chain.find(loop, end)
+            if begin < 0:
+                raise SettingsError(
+                    f"CDR{number} of {self.name} is to be {loop!r}, which its chain does not have there; "
+                    "write the loops in order, as they stand in the chain"
+                )
+            end = begin + len(loop)
+            places[f"cdr{number}"] = slice(begin, end)
+        return places
 
 
 TRASTUZUMAB = Antibody(
@@ -68,6 +76,15 @@ class Design:
     real: str
     text: str
     regions: dict[str, slice] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        fits = [letter in ("_", own) for letter, own in zip(self.text, self.real, strict=False)]
+        if len(self.text) != len(self.real) or not all(fits):
+            place = fits.index(False) if False in fits else len(fits)
+            raise SettingsError(
+                f"{self.name}: write the text as the real chain with underscores; from residue {place + 1} "
+                f"on it is {self.text[place : place + 10]!r}, the chain is {self.real[place : place + 10]!r}"
+            )
 
     @classmethod
     def beginning(cls, antibody: Antibody, start: str = START) -> "Design":

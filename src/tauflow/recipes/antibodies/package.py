@@ -1,6 +1,6 @@
 """Files inside the packages `antiberty` and `sapiens`, which are found but never imported.
 
-Their own code asks for packages that no longer install, hence --no-deps.
+Their own code is never run, so what it asks for (fairseq, which no longer installs) is not needed: --no-deps.
 """
 
 from importlib.util import find_spec

@@ -62,14 +62,26 @@ class Sapiens:
         count = torch.full((len(chains),), len(places))
         if not chains:
             return torch.zeros(0, dtype=torch.float64), count
+        self.check_length(_length(chains))
+        outside = [place for place in places if not 0 <= place < len(chains[0])]
+        if outside or not places:
+            raise SettingsError(
+                f"places to be judged are from 0 to {len(chains[0]) - 1}, at least one; got "
+                f"{outside[0] if outside else 'none'}"
+            )
         ids = torch.tensor([[BEGIN, *map(_id, chain), END] for chain in chains])  # (B, L)
-        if ids.shape[1] - 2 > self.longest:
-            raise SettingsError(f"Sapiens reads at most {self.longest} residues, got {ids.shape[1] - 2}")
         rows = torch.arange(len(chains)).repeat_interleave(len(places))  # (R,)
         columns = (torch.tensor(places) + 1).repeat(len(chains))
         parts = zip(rows.split(ROWS), columns.split(ROWS), strict=True)
         nll = torch.cat([self._nll(ids[row], column) for row, column in parts])
         return nll.view(len(chains), -1).sum(1), count
+
+    def check_length(self, length: int) -> None:
+        """Refuse chains that are longer than the model reads."""
+        if length > self.longest:
+            raise SettingsError(
+                f"Sapiens reads at most {self.longest} residues, got {length}; draw fewer, or drop the judge"
+            )
 
     def _nll(self, ids: Tensor, columns: Tensor) -> Tensor:
         """Return -ln p (R,) of one id in each row of ids (R, L)."""
@@ -81,6 +93,16 @@ class Sapiens:
             hidden = self.model.roberta(input_ids=masked.to(device)).last_hidden_state
             logits = self.model.lm_head(hidden[numbers, columns]).double().cpu()
         return -logits.log_softmax(-1)[numbers, true]
+
+
+def _length(chains: Sequence[str]) -> int:
+    lengths = sorted({len(chain) for chain in chains})
+    if len(lengths) > 1:
+        raise SettingsError(
+            f"chains that are judged together have one length, got {lengths[0]} and {lengths[-1]} residues; "
+            "judge them apart"
+        )
+    return lengths[0]
 
 
 def _id(residue: str) -> int:

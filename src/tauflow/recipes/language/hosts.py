@@ -153,9 +153,9 @@ class LanguageHost(nn.Module):
             self.body.given = None
 
     @torch.no_grad()
-    def refuse_unsplit(self) -> None:
-        """Raise unless the two parts give what the model gives as a whole."""
-        ids = torch.arange(CHECKED, device=self.model.device)[None]
+    def refuse_unsplit(self, known: Tensor) -> None:
+        """Raise unless the two parts give what the model gives as a whole for ids of data tokens (V,)."""
+        ids = known[None, :CHECKED].to(self.model.device)
         try:
             logits = self.head(self.hidden(ids, ids.new_zeros(1)))
             same = torch.allclose(logits, self.model(input_ids=ids).logits, atol=1e-3, rtol=1e-3)

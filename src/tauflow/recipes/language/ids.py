@@ -68,7 +68,8 @@ class IdNetwork(Network):
 
     Args:
         host: a module with hidden(ids (B, L), t (B,), attention (B, L) or None) -> (B, L, W), where attention
-            is true up to the end of each sequence, and head(rows (..., W)) -> logits (..., N) of all ids.
+            is true up to the end of each sequence, and head(rows (..., W)) -> logits (..., N) of all ids,
+            which are written over.
         ids: which of them are data tokens.
         before: ids before a sequence.
         after: ids after it.
@@ -88,7 +89,7 @@ class IdNetwork(Network):
         self.before = list(before)
         self.after = list(after)
         self.shift = shift
-        self._runs = ids.runs
+        self._first, self._moves = gathered(ids.runs)
         self.register_buffer("table", ids.table, persistent=False)
 
     def hidden(  # type: ignore[override]  # it has no conditions
@@ -122,5 +123,20 @@ class IdNetwork(Network):
 
     def head(self, rows: Tensor) -> Tensor:
         logits = self.host.head(rows)
-        parts = [logits[..., begin:end] for begin, end in self._runs]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        for place, begin, end in self._moves:
+            logits[..., place : place + end - begin] = logits[..., begin:end].clone()
+        return logits[..., self._first : self._first + len(self.ids)]
+
+
+def gathered(runs: list[tuple[int, int]]) -> tuple[int, list[tuple[int, int, int]]]:
+    """Return how ranges (begin, end) of columns become one without a copy of all.
+
+    The largest stays where it is, and the others are moved next to it: the first column of the result, and
+    (place, begin, end) of the moves in order, none of which overwrites what a later one moves.
+    """
+    sizes = [end - begin for begin, end in runs]
+    largest = sizes.index(max(sizes))
+    first = runs[largest][0] - sum(sizes[:largest])
+    places = [first + sum(sizes[:number]) for number in range(len(runs))]
+    moves = [(place, *run) for place, run in zip(places, runs, strict=True)]
+    return first, [*reversed(moves[:largest]), *moves[largest + 1 :]]

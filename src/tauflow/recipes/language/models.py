@@ -66,7 +66,8 @@ def llada_config(config: Config, files: Mapping[str, Config]) -> Config:
         raise CheckpointError(f"{other[0]} is {config[other[0]]!r}; the recipe is for {LLADA_IS[other[0]]!r}")
     sizes = {name: config[own] for own, name in LLADA_SIZES.items() if config.get(own) is not None}
     ids = config.get("embedding_size") or config["vocab_size"]
-    settings = {"vocab_size": ids, "hidden_act": "silu", **sizes, **BIDIRECTIONAL}
+    own = {"vocab_size": ids, "hidden_act": "silu", "rms_norm_eps": 1e-5}  # LLaDA's where nothing is said
+    settings = {**own, **sizes, **BIDIRECTIONAL}
     return _described("LlamaForCausalLM", settings, config)
 
 
@@ -116,8 +117,8 @@ def assemble(loaded: Loaded, checked: bool = False) -> Trained:
     ids = ids_of(loaded, tokenizer, num_ids, mask)
     before, after = frame_of(loaded, tokenizer)
     if checked:
-        host.refuse_unsplit()
-    context = context_of(host, tokenizer)
+        host.refuse_unsplit(ids.kept)
+    context = context_of(host, tokenizer, recipe)
     context = None if context is None else context - len(before) - len(after)
     names = recipe.allowed if isinstance(recipe.allowed, tuple) else None
     vocabulary = tokenizer.get_vocab()
@@ -133,9 +134,10 @@ def assemble(loaded: Loaded, checked: bool = False) -> Trained:
     return Trained(Model(network, Mixture(Masked(len(ids)), recipe.schedule), task.shape), task)
 
 
-def context_of(host: LanguageHost, tokenizer: Any) -> int | None:
-    """Return how many positions a model has; None where nothing says so."""
-    limits = [getattr(host.model.config, "max_position_embeddings", None), tokenizer.model_max_length]
+def context_of(host: LanguageHost, tokenizer: Any, recipe: Recipe) -> int | None:
+    """Return how many positions a model was trained with; None where nothing says so."""
+    said = getattr(host.model.config, "max_position_embeddings", None)
+    limits = [said, tokenizer.model_max_length, recipe.context]
     for name, module in host.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             begin = 0 if module.padding_idx is None else module.padding_idx + 1  # positions count from there
@@ -173,11 +175,13 @@ DREAM = Recipe(
     model_type="Dream",
     host=native,
     assemble=assemble,
-    hub=("Dream-org/*", "apple/DiffuCoder*"),
+    architecture="DreamModel",  # other classes of this type are neither shifted nor fully attended
+    hub=("Dream-org/Dream-v0-*", "Dream-org/Dream-Coder-*", "apple/DiffuCoder*"),
     config=dream_config,
     unused=(r".*rotary_emb\.inv_freq$",),
     mask=151666,
     shift=1,
+    context=2048,
     ends=("<|endoftext|>", "<|im_end|>"),
     tokenizer="Qwen2Tokenizer",
 )
@@ -204,7 +208,7 @@ MASKED_LM = Recipe(
     host=native,
     assemble=partial(assemble, checked=True),
     architecture="*ForMaskedLM",
-    hub=("*/*bert*",),
+    hub=("*/*bert*", "*/*electra*generator*", "*/mpnet*"),
     config=masked_lm_config,
     keys=((r"\.gamma$", ".weight"), (r"\.beta$", ".bias")),  # as files of the first years have it
     unused=(r".*\.position_ids$", r".*\.pooler\.", r"cls\.seq_relationship\.", r".*rotary_emb\.inv_freq$"),

@@ -23,11 +23,19 @@ class TextTokens:
         ids: which ids are data tokens.
         names: of the tokens, where they are all there is: texts are then their names one after the other, as
             those of proteins are. None: a text is what the tokenizer says.
+        begin: tokens that a prompt begins with, as the tokenizer puts them there.
     """
 
-    def __init__(self, tokenizer: Any, ids: Ids, names: Sequence[str] | None = None):
+    def __init__(
+        self,
+        tokenizer: Any,
+        ids: Ids,
+        names: Sequence[str] | None = None,
+        begin: Sequence[int] = (),
+    ):
         self.tokenizer = tokenizer
         self.ids = ids
+        self.begin = list(begin)
         self._mask = None if ids.mask is None else tokenizer.convert_ids_to_tokens(ids.mask)
         self._names = None
         if names is not None:
@@ -68,6 +76,11 @@ class TextTokens:
                 "without"
             )
         return tokens
+
+    def begun(self, tokens: list[int]) -> list[int]:
+        """Return the tokens of a prompt with those that it begins with; a chat template writes them."""
+        there = tokens[: len(self.begin)] == self.begin
+        return tokens if there else self.begin + tokens
 
     def _named(self, name: str) -> int:
         assert self._names is not None
@@ -127,10 +140,15 @@ def mask_of(loaded: Loaded, tokenizer: Any, num_ids: int) -> int:
     own = tokenizer.mask_token_id
     said = loaded.config.get("mask", loaded.recipe.mask)
     found = own if said is None else said
-    if not isinstance(found, int) or not 0 <= found < num_ids:
+    if found is None:
         raise CheckpointError(
-            f"the tokenizer in {loaded.folder} has no mask token among the {num_ids} ids of the model, and "
-            "config.json has no mask_token_id; it is no masked language model, or of another one"
+            f"the tokenizer in {loaded.folder} has no mask token, and config.json has no mask_token_id; name "
+            "the folder of a masked language model"
+        )
+    if type(found) is not int or not 0 <= found < num_ids:
+        raise CheckpointError(
+            f"the mask of {loaded.folder} is {shortened(repr(found))}, which is none of the {num_ids} ids of "
+            "the model; correct mask_token_id in config.json, or take the tokenizer that belongs to the model"
         )
     if own is not None and own != found:
         raise CheckpointError(
@@ -164,7 +182,9 @@ def frame_of(loaded: Loaded, tokenizer: Any) -> tuple[list[int], list[int]]:
         vocabulary = tokenizer.get_vocab()
         lacking = [name for part in framing for name in part if name not in vocabulary]
         if lacking:
-            raise CheckpointError(f"the tokenizer in {loaded.folder} has no token {lacking[0]!r}, a frame's")
+            raise CheckpointError(
+                f"the tokenizer in {loaded.folder} has no token {lacking[0]!r}, which frames a text"
+            )
         before, after = ([vocabulary[name] for name in part] for part in framing)
         return before, after
     word = allowed[0] if isinstance(allowed, tuple) else "a"

@@ -261,7 +261,7 @@ class Sequences(Task):
         return prompts.beginning(text, self.vocabulary.encode, self.shape[0])
 
     def infill(self, text: str) -> Prompt:
-        """Return text with blanks: n >= 2 underscores stand for n tokens to be found."""
+        """Return text with blanks: n >= 2 underscores (n >= 1 where `_` is no token) stand for n tokens."""
         return prompts.with_blanks(text, self.vocabulary.encode, self.shape[0])
 
     def allowed(self, prompt: Prompt | None = None, length: int | None = None) -> Tensor | None:

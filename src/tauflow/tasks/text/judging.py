@@ -1,5 +1,6 @@
 """Judging: the judges of a task by name, each loaded once, and what they say of samples."""
 
+import copy
 from collections.abc import Callable
 from functools import partial
 
@@ -38,6 +39,12 @@ class Judging:
         self._device = device
         self._loaded: dict[str, Judge] = {}
         self._scored: dict[tuple[str, bool], tuple[Tensor, tuple[Tensor, Tensor]]] = {}
+
+    def reading(self, vocabulary: Vocabulary) -> "Judging":
+        """Return the same judges for samples of another vocabulary."""
+        result = copy.copy(self)
+        result._vocabulary, result._scored = vocabulary, {}
+        return result
 
     def judge(self, name: str) -> Judge:
         """Return the judge of a name, loaded once."""
