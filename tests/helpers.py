@@ -1,13 +1,17 @@
 """What several tests of samplers share: the sources, one call that samples, and laws compared."""
 
 import math
+from itertools import pairwise
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
 import tauflow
 from tauflow import Marginal, Masked, Metric, Mixture, Model, Process, Result, Source, Uniform
+from tauflow.denoise import LearnedCounts
 from tauflow.samplers import Sampler, sampler_from
+from tauflow.samplers.reveal_order import OrderName
 
 REQUEST = ("seed", "condition", "prompt", "observer", "progress")
 
@@ -44,6 +48,19 @@ def process_of(source: Source | Process) -> Process:
     return source if isinstance(source, Process) else Mixture(source, "linear")
 
 
+def equal_counts(length: int) -> list[LearnedCounts]:
+    """Counts as if learned, for every order: equal ones."""
+    ends = [[n * length // steps for n in range(steps + 1)] for steps in range(1, min(length, 16) + 1)]
+    table = tuple(tuple(b - a for a, b in pairwise(each)) for each in ends)
+    return [LearnedCounts(order, table, (0.0,) * length) for order in get_args(OrderName)]
+
+
+def near(length: int) -> Tensor:
+    """Influence as if learned: it falls with distance."""
+    places = torch.arange(length)
+    return 0.9 * 0.7 ** (places - places[:, None]).abs()
+
+
 def draw(
     denoiser,
     source: Source | Process,
@@ -54,7 +71,9 @@ def draw(
     **options,
 ) -> Result:
     """Samples of the shape (B, ...); `options` are those of `tauflow.sample` and of the sampler."""
-    model = Model(denoiser, process_of(source), shape[1:], order)
+    length = math.prod(shape[1:])
+    learned = {"order": order, "counts": equal_counts(length), "influence": near(length)}
+    model = Model(denoiser, process_of(source), shape[1:], **learned)
     request = {name: options.pop(name) for name in REQUEST if name in options}
     return tauflow.sample(model, sampler_from(sampler, model, **options), nfe, count=shape[0], **request)
 

@@ -170,8 +170,8 @@ def test_events_are_those_of_the_result():
 def test_positivity_is_that_of_a_dense_computation(kind, name):
     """With a prompt and a temperature, over two batches; every number of the dense computation is written out
     here again."""
-    plain, sampler = exact(LAW, kind, "linear"), SAMPLERS[name]()
-    model, process = plain.tempered(0.7), plain.process
+    model, sampler = exact(LAW, kind, "linear").tempered(0.7), SAMPLERS[name]()
+    process = model.process
     frozen = torch.tensor([False, True, False]).expand(64, 3)
     positivity = Positivity(model, sampler, frozen=frozen[0])
     recorder = Recorder(positivity)
@@ -192,8 +192,7 @@ def test_positivity_is_that_of_a_dense_computation(kind, name):
             h, h_old = (math.log((1 - a) / (1 - b)) for a, b in ends)
         where, t_old = (x, before.t) if name == "tr_cie_exact" else (x_old, before.t)
         u, u_old = (
-            (plain.denoiser.evaluate(y, torch.full((64,), t)).dense().log() / 0.7).softmax(-1)
-            for y, t in ((x, info.t), (where, t_old))
+            model.denoiser.evaluate(y, torch.full((64,), t)).dense() for y, t in ((x, info.t), (where, t_old))
         )
         tokens = torch.arange(3)
         u_old = u_old * (tokens != where[:, :, None]) * process.movable(where)[:, :, None]

@@ -15,6 +15,7 @@ import torch
 
 import tauflow
 from tauflow import Masked, Mixture, Model, Uniform
+from tauflow.denoise import LearnedCounts
 from tauflow.process import spread_kappas, stratified_times
 from tauflow.samplers import SAMPLERS, sampler_from
 from tauflow.seeds import generator_for
@@ -23,6 +24,9 @@ FILE = Path(__file__).with_name("golden.json")
 V, B, D = 6, 4, 24
 BUDGETS = (3, 8, 21)
 ORDER = (7 * torch.arange(D)) % D
+PLANS = ((24,), (4, 20), (1, 3, 20), (1, 1, 2, 3, 5, 6, 6))
+COUNTS = [LearnedCounts(order, PLANS, (1.0,) * D) for order in ("random", "spaced", "learned")]
+INFLUENCE = 1 / (1 + (torch.arange(D) - torch.arange(D)[:, None]).abs())
 PROCESSES = {"masked": Mixture(Masked(V), "quadratic"), "uniform": Mixture(Uniform(V), "quadratic")}
 
 
@@ -45,7 +49,7 @@ class Arithmetic:
 def draw(sampler: str, source: str, nfe: int, variant: str = "", **options):
     """One run of a golden case."""
     shape = (4, 6) if variant == "grid" else (D,)
-    model = Model(Arithmetic(), PROCESSES[source], shape, ORDER)
+    model = Model(Arithmetic(), PROCESSES[source], shape, ORDER, counts=COUNTS, influence=INFLUENCE)
     prompt = None
     if variant == "prompt":
         tokens = (torch.arange(B * D).view(B, D) * 5) % V
@@ -56,7 +60,8 @@ def draw(sampler: str, source: str, nfe: int, variant: str = "", **options):
 
 
 def supported(sampler: str, source: str) -> bool:
-    return not SAMPLERS[sampler]().refuses(Model(Arithmetic(), PROCESSES[source], (D,), ORDER))
+    model = Model(Arithmetic(), PROCESSES[source], (D,), ORDER, counts=COUNTS, influence=INFLUENCE)
+    return not SAMPLERS[sampler]().refuses(model)
 
 
 def cases() -> dict[str, dict]:
@@ -105,7 +110,7 @@ def cases() -> dict[str, dict]:
             "finish": "none",
         }
     for order in ("random", "spaced", "learned"):
-        for counts in ("equal", "power", "entropy"):
+        for counts in ("equal", "power", "entropy", "arccos", "doubling", "learned"):
             found[f"reveal {order} {counts}"] = {
                 "sampler": "fhs",
                 "source": "masked",

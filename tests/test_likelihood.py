@@ -5,6 +5,7 @@ x. Laws are compared by that mean over n runs, within five standard errors of it
 """
 
 import math
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -27,8 +28,12 @@ ORDER = torch.tensor([2, 0, 3, 1])
 RUNS = 2000
 
 MASKED = [
-    name for name in SAMPLERS if not sampler_from(name).refuses(Model(Small(4, 3), PROCESS, (4,), ORDER))
+    name
+    for name in SAMPLERS
+    if not sampler_from(name).refuses(Model(Small(4, 3), PROCESS, (4,), ORDER))
+    and not sampler_from(name).no_likelihood
 ]
+REFUSED = [name for name in SAMPLERS if sampler_from(name).no_likelihood]
 
 
 def law_model() -> Model:
@@ -106,6 +111,12 @@ def test_every_masked_sampler_has_a_likelihood_that_bounds_its_law(spec):
     mean = (LAW.probabilities * nats.mean(1)).sum().item()
     error = (LAW.probabilities.square() * nats.var(1)).sum().sqrt().item() / math.sqrt(50)
     assert 4 * LAW.entropy - 5 * error - 1e-6 <= mean < math.inf
+
+
+@pytest.mark.parametrize("spec", REFUSED)
+def test_a_sampler_that_does_not_keep_all_it_draws_says_why_it_has_no_likelihood(spec):
+    with pytest.raises(SamplingError, match=re.escape(sampler_from(spec).no_likelihood)):
+        tauflow.nll(law_model(), spec, 4, LAW.sequences[:2])
 
 
 def test_a_token_without_weight_costs_a_coin_that_stays_or_everything():

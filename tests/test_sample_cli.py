@@ -459,12 +459,13 @@ def test_help_reads_like_documentation():
         "--devices",
     ):
         assert text in shown
-    blocks = {block.split()[0]: " ".join(block.split()) for block in re.split(r"\n  (?=\w)", shown)}
+    blocks = [" ".join(block.split()) for block in re.split(r"\n  (?=\w)", shown)]
     for name, make in SAMPLERS.items():
         for option in options_of(make()).values():
-            words, _, owners = blocks[option.name].partition(f"{option.help} ({option.choices}) of ")
-            assert words, option.name
-            assert name in re.split(r",? ", owners), (name, option.name)
+            begin = f"{option.name} {option.help} ({option.choices}) of "
+            owners = [block.removeprefix(begin) for block in blocks if block.startswith(begin)]
+            assert len(owners) == 1, option.name
+            assert name in re.split(r",? ", owners[0]), (name, option.name)
 
 
 def test_help_imports_nothing_heavy():

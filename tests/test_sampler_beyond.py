@@ -132,7 +132,10 @@ def test_weights_follow_from_the_counts():
 # Masked: orders and counts
 
 
-WITHOUT_ROWS = ["fhs", "ho_fhs", "fhs_pairs", "spaced", "spaced_even", "spaced_sharp", "learned_order"]
+WITHOUT_ROWS = [
+    *("fhs", "ho_fhs", "fhs_pairs", "spaced", "spaced_even", "spaced_sharp", "learned_order"),
+    "independent",
+]
 
 
 @pytest.mark.parametrize("name", WITHOUT_ROWS)
@@ -737,7 +740,7 @@ def test_only_the_rows_that_move_are_read():
     [
         (Masked(5), "spaced(order=sorted)", "order must be one of random, spaced, even, learned"),
         (Masked(5), "spaced_even(counts=entropy)", "order=spaced or random"),
-        (Masked(5), "spaced(counts=some)", "counts must be one of equal, power, entropy"),
+        (Masked(5), "spaced(counts=some)", "counts must be one of equal, power, arccos, doubling, learned"),
         (Masked(5), "spaced(extrapolation=linear)", "extrapolation must be one of pairs, hitting"),
         (Masked(5), "spaced(power=0)", "power must be a number above 0"),
         (Masked(5), "spaced(power=nan)", "power must be a number above 0"),

@@ -12,7 +12,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from helpers import Small, draw, metric, mixtures
+from helpers import Small, draw, equal_counts, metric, mixtures, near
 from torch import nn
 
 import tauflow
@@ -22,6 +22,7 @@ from tauflow.devices import precise
 from tauflow.errors import BadLogits, SamplingError
 from tauflow.samplers import SAMPLERS, sampler_from
 from tauflow.samplers.leaping import Leaping, LeapingOptions
+from tauflow.samplers.remask import Remask
 from tauflow.samplers.reveal import Reveal
 
 V, B, D = 5, 3, 12
@@ -33,7 +34,8 @@ def network(process) -> Small:
 
 
 def supported(name, process) -> bool:
-    return not SAMPLERS[name]().refuses(Model(network(process), process, (D,), ORDER))
+    model = Model(network(process), process, (D,), ORDER, counts=equal_counts(D), influence=near(D))
+    return not SAMPLERS[name]().refuses(model)
 
 
 PROCESSES = [*mixtures(V), metric(V)]
@@ -41,7 +43,7 @@ CASES = [(name, process) for name in SAMPLERS for process in PROCESSES if suppor
 
 
 def sample(denoiser, process, name, nfe, **options):
-    """B samples of the length D, with an order of the coordinates for the sampler that needs one."""
+    """B samples of the length D, with an order of the coordinates and counts for samplers that need them."""
     return draw(denoiser, process, (B, D), name, nfe, order=ORDER, **options)
 
 
@@ -86,9 +88,10 @@ def test_shape_range_and_honest_nfe(case, nfe):
         assert (t >= 0).all()
         assert (t < 1).all()
     times = torch.stack([t.mean() for _, t in recorder.calls])
-    assert times[0] == 0
+    assert (times[0] > 0) == (name == "ho_fhs"), "whose evaluations belong to a hitting time"
+    stands = name.startswith("gibbs") or name == "remdm_loop"  # evaluations again at the same time
     if name != "tr_cie_exact":  # which looks back in time
-        assert (times.diff() > 0).all()
+        assert (times.diff() >= 0).all() if stands else (times.diff() > 0).all()
 
 
 def test_the_times_of_the_default_grid():
@@ -198,9 +201,9 @@ def test_fhs_splits_only_the_free_coordinates():
 
 
 def test_carry_over(case):
-    """From a masked source a revealed coordinate never moves again."""
+    """From a masked source a revealed coordinate never moves again, unless tokens are taken back."""
     name, process = case
-    if not process.absorbing:
+    if not process.absorbing or isinstance(SAMPLERS[name](), Remask):
         return
     recorder = Recorder(process)
     result = sample(recorder, process, name, 12)

@@ -8,7 +8,18 @@ import math
 
 import pytest
 import torch
-from helpers import SOURCES, allowed, distance, draw, empirical, mixture, mixtures, process_named
+from helpers import (
+    SOURCES,
+    allowed,
+    distance,
+    draw,
+    empirical,
+    equal_counts,
+    mixture,
+    mixtures,
+    near,
+    process_named,
+)
 
 import tauflow
 from tauflow import Masked, Mixture, Model
@@ -142,13 +153,16 @@ def test_fhs_is_exact_at_one_token_an_evaluation():
     result = tauflow.sample(model, "fhs", 3, count=40_000)
     assert result.nfe == 3
     assert distance(empirical(result.tokens, 3), law.probabilities) < allowed(27, 40_000)
+    higher = tauflow.sample(model, "ho_fhs", 3, count=40_000)
+    assert torch.equal(higher.tokens, result.tokens), "the first token of an evaluation is not extrapolated"
     fewer = tauflow.sample(model, "fhs", 2, count=40_000)
     assert distance(empirical(fewer.tokens, 3), law.probabilities) > 3 * allowed(27, 40_000)
 
 
-def test_fhs_hitting_times_and_equal_counts():
+@pytest.mark.parametrize(("name", "ahead"), [("fhs", 0), ("ho_fhs", 1)])
+def test_fhs_hitting_times_and_equal_counts(name, ahead):
     """Times of reveals are those of independent coordinates with P(T <= t) = kappa(t); each evaluation
-    reveals an equal share."""
+    reveals an equal share. One of HO-FHS belongs to the hitting time of its first token."""
     seen, times = [], []
 
     def model(x, t):
@@ -156,11 +170,12 @@ def test_fhs_hitting_times_and_equal_counts():
         times.append(t)
         return torch.zeros(*x.shape, 2)
 
-    draw(model, Mixture(Masked(2), "quadratic"), (4000, 8), "fhs", 4)
+    draw(model, Mixture(Masked(2), "quadratic"), (4000, 8), name, 4)
     assert [count.unique().tolist() for count in seen] == [[8], [6], [4], [2]]
-    # the 2n-th of 8 hitting times: kappa is Beta(2n, 9 - 2n), with this mean and a variance below 1/36
+    # the k-th of 8 hitting times: kappa is Beta(k, 9 - k), with this mean and a variance below 1/36
     for number, t in enumerate(times):
-        assert (t.double() ** 2).mean().item() == pytest.approx(2 * number / 9, abs=5 / 6 / math.sqrt(4000))
+        mean = (2 * number + ahead) / 9
+        assert (t.double() ** 2).mean().item() == pytest.approx(mean, abs=5 / 6 / math.sqrt(4000))
 
 
 def test_ho_fhs_extrapolates_to_the_hitting_time():
@@ -178,18 +193,19 @@ def test_ho_fhs_extrapolates_to_the_hitting_time():
         tokens = draw(model, Masked(2), (20_000, 8), name, 4).tokens
         count[name] = (tokens == 0).double().mean().item()
     ideal = 0.2 + 0.5 * 0.5  # a hitting time is uniform under kappa = t, its mean is 1/2
-    # the first two tokens are drawn at t = 0 instead of at 1.5 / 9 on average: no history there
-    first_step = 0.5 * (1.5 / 9) * 2 / 8
-    assert count["ho_fhs"] == pytest.approx(ideal - first_step, abs=0.006)
-    assert count["fhs"] < ideal - 2 * first_step
+    # the second token is drawn at the hitting time of the first, 1 / 9 earlier on average: no history there
+    assert count["ho_fhs"] == pytest.approx(ideal - 0.5 * (1 / 9) / 8, abs=0.006)
+    assert count["fhs"] < ideal - 0.5 * (1.5 / 9) * 2 / 4
 
 
 CHAIN_ORDER = (13 * torch.arange(32)) % 32
+COUNTS = equal_counts(32)
 
 
 def chain(process):
     """Countdown of length 32 with its exact denoiser."""
-    return Model(lambda x, t: posterior(x, t, process, leak=1e-4).log(), process, (32,), CHAIN_ORDER)
+    learned = {"order": CHAIN_ORDER, "counts": COUNTS, "influence": near(32)}
+    return Model(lambda x, t: posterior(x, t, process, leak=1e-4).log(), process, (32,), **learned)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)

@@ -197,9 +197,11 @@ def test_errors_fall_with_the_budget(run):
         assert rates[name, 64].value < rates[name, 8].value, name
 
 
-def test_the_learned_order_comes_with_the_model(run):
-    """From the file beside the checkpoint, for the masked model; the uniform one has none."""
+def test_what_was_learned_comes_with_the_model(run):
+    """An order and counts in files beside the checkpoint of the masked model; the uniform one has none."""
     assert (run.model.order is not None) == run.model.process.absorbing
+    orders = [each.order for each in run.model.counts]
+    assert orders == (["spaced", "random", "learned"] if run.model.process.absorbing else [])
     assert run.model.shape == (256,)
     assert run.model.conditions == ()
 

@@ -16,6 +16,7 @@ from tauflow import Model, Sampler, sampler_from
 from tauflow.errors import SamplingError, SettingsError
 from tauflow.samplers import SAMPLERS, SETS, split_specs
 from tauflow.samplers.leaping import Leaping
+from tauflow.samplers.registry import ALIASES
 from tauflow.samplers.reveal import Reveal
 from tauflow.samplers.spec import described, options_of
 
@@ -66,8 +67,9 @@ def test_random_options_go_there_and_back(name):
 
 def test_equal_samplers_have_equal_specs_and_others_have_not():
     samplers = [sampler for name in SAMPLERS for sampler in [SAMPLERS[name](), *variants(name, 10)]]
-    for one, other in itertools.combinations(samplers, 2):
-        assert (one == other) == (str(one) == str(other))
+    written = [(sampler, str(sampler)) for sampler in samplers]
+    for (one, spec), (other, other_spec) in itertools.combinations(written, 2):
+        assert (one == other) == (spec == other_spec)
 
 
 @pytest.mark.parametrize(
@@ -197,8 +199,21 @@ def test_commas_outside_brackets_separate_specs():
     assert split_specs("a(b=1, c") == ["a(b=1, c"]
 
 
+@pytest.mark.parametrize(("published", "ours"), ALIASES.items())
+def test_published_names_are_samplers_of_ours(published, ours):
+    assert published not in {*SAMPLERS, *SETS}
+    assert str(sampler_from(published)) == ours
+    assert sampler_from(published.upper().replace("_", "-")) == sampler_from(ours)
+
+
+def test_a_published_name_takes_options():
+    assert sampler_from("time_corrected(cutoff=0.1)") == sampler_from("tr(grid=tau, cutoff=0.1)")
+
+
 def test_sets_name_samplers():
-    assert {*SETS["all"], "fudoki"} == {*SAMPLERS}, "that one is for the metric path"
+    assert {*SETS["every"], "fudoki"} == {*SAMPLERS}, "that one is for the metric path"
+    later = {*SETS["users"], *SETS["correctors"], *SETS["learned"], *SETS["dependence"]}
+    assert {*SETS["all"]} == {*SETS["every"]} - later, "results of `all` are complete as they are"
     for names in SETS.values():
         assert len(set(names)) == len(names)
         assert set(names) <= set(SAMPLERS)

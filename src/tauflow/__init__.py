@@ -39,6 +39,8 @@ from tauflow.process import (
     schedule_from,
 )
 from tauflow.samplers import SAMPLERS, Prompt, Result, Sampler, fixed, nll, option, sample, sampler_from
+from tauflow.theory.counts import learn_counts
+from tauflow.theory.influence import learn_influence
 from tauflow.theory.orders import learn_order
 
 if TYPE_CHECKING:
@@ -109,6 +111,8 @@ __all__ = [
     "from_masked_lm",
     "from_probabilities",
     "generate",
+    "learn_counts",
+    "learn_influence",
     "learn_order",
     "load",
     "nll",

@@ -2,62 +2,20 @@
 
 import argparse
 import sys
-import textwrap
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
+from tauflow.cli.sample_help import DESCRIPTION, epilog
 from tauflow.cli.sample_text import add_text_arguments
 from tauflow.cli.sample_values import given, given_path, text
-from tauflow.samplers import SAMPLERS, SETS, split_specs
+from tauflow.samplers import split_specs
+from tauflow.samplers.reveal_order import OrderName
 from tauflow.samplers.spec import described
 
-INDENT = " " * 16
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 RENAMED = {"guidance_weight": "--guidance W, and the other checkpoint --unconditional PATH"}
 """What became of arguments of earlier versions that are no options of samplers."""
-
-DESCRIPTION = """Sample from a trained checkpoint and measure the samples.
-
-With no arguments: takes the newest checkpoint under checkpoints/ (the shipped countdown model before any
-run), samples with the recommended sampler, shows samples and their metrics.
-With several samplers or budgets: evaluates every combination, a cell, and prints tables.
-
-  python sample.py
-  python sample.py --ckpt checkpoints/countdown/version_0/best.ckpt --sampler euler --nfe 16
-  python sample.py --sampler "tr_cie(grid=tau)" tr_cie euler --nfe 8 16 32 --num_samples 256 --out results
-  python sample.py --sampler paper --nfe 8 16 32 64 --num_samples 1024 --devices 2 --out results --tensorboard
-  python sample.py --prompt "31 30 _ 28" --show 2
-  python sample.py --ckpt checkpoints/countdown_labels/version_0/best.ckpt --condition 2 --guidance 1 2 4
-  python sample.py --ckpt checkpoints/text_masked/version_0/best.ckpt --prompt "The" --temperature 0.8
-  python sample.py --ckpt checkpoints/sequences/version_0/best.ckpt --infill "c1ccccc1____N" --length 24
-  python sample.py --task fashion --guidance 1 2 4
-  python sample.py --task fashion --complete picture.png --keep left
-  python sample.py --pretrained LucasJinWang/FUDOKI --condition "a photo of a red cube" --guidance 6 --nfe 8
-  python sample.py --pretrained GSAI-ML/LLaDA-8B-Instruct --chat --prompt "Why is the sky blue?" --block 32
-"""
-
-
-def epilog() -> str:
-    """Return what the samplers, sets and options are, from the samplers themselves."""
-    lines = ['samplers: auto (the recommended one), or names with options, such as "tr_cie(grid=tau)"', ""]
-    lines += [textwrap.fill(", ".join(SAMPLERS), 110, initial_indent="  ", subsequent_indent="  "), ""]
-    lines += ["  one of your own: path/to/file.py:Class(option=value), or package.module.Class", ""]
-    lines += [
-        "sets: " + ", ".join(SETS) + "; members that cannot sample the model are skipped, with a note",
-        "",
-    ]
-    lines += ["options of the samplers:"]
-    for name, owners in described().items():
-        for option in dict.fromkeys(option for _, option in owners):
-            having = ", ".join(sampler for sampler, each in owners if each == option)
-            lines.append(f"  {name:<14}{option.help} ({option.choices})")
-            lines.append(textwrap.fill(f"of {having}", 110, initial_indent=INDENT, subsequent_indent=INDENT))
-    lines += [
-        "",
-        "docs/samplers.md explains every sampler and option, docs/monitoring.md the files that --out writes.",
-    ]
-    return "\n".join(lines)
 
 
 class Parser(argparse.ArgumentParser):
@@ -163,8 +121,27 @@ def add_request_arguments(group: Any) -> None:
     )
     group.add_argument("--temperature", type=float, default=1.0, help="divides the logits (default 1)")
     group.add_argument(
+        "--top_k", type=int, metavar="K", help="tokens of a row that may be drawn (default all)"
+    )
+    group.add_argument(
+        "--top_p", type=float, metavar="P", help="probability that these have together (default 1)"
+    )
+    _add_learning_arguments(group)
+
+
+def _add_learning_arguments(group: argparse._ArgumentGroup) -> None:
+    """Add the arguments that say what is learned of a model first."""
+    group.add_argument(
         "--learn_order", action="store_true", help="learn an order for learned_order first, and keep it"
     )
+    group.add_argument(
+        "--learn_influence",
+        action="store_true",
+        help="learn influences for independent first, and keep them",
+    )
+    counts = "learn counts for counts=learned along this order first (default spaced), and keep them"
+    orders = get_args(OrderName)
+    group.add_argument("--learn_counts", nargs="?", const="spaced", choices=orders, help=counts)
 
 
 def add_device_arguments(found: argparse.ArgumentParser) -> None:

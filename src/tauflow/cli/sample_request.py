@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from tauflow.cli import sample_asked
+from tauflow.cli.sample_learned import with_learned
 from tauflow.cli.sample_models import digest_of_pretrained, loaded, loaded_pretrained
 from tauflow.cli.sample_values import numbers, weights
 from tauflow.errors import CheckpointError, SettingsError
@@ -72,8 +73,7 @@ def requested(
         if arguments.rates:
             trained = _with_rates(trained, arguments.rates)
     _fill_in_sizes(arguments, trained)
-    if arguments.learn_order:
-        trained = _with_learned_order(trained, path)
+    trained = with_learned(trained, path, arguments)
     grid = _grid(arguments, trained, device)
     settings = {name: getattr(arguments, name) for name in SETTINGS}
     settings |= {"step": trained.step, "checkpoint_sha256": sha256}
@@ -84,11 +84,14 @@ def requested(
         settings["rates"] = _rates(trained.model.process)
         grid.notes.append(f"sampled with {settings['rates']} rates")
     settings |= {"samplers": list(grid.samplers), "nfes": grid.nfes, "guidance": grid.guidance}
-    if arguments.dtype:
-        settings["dtype"] = arguments.dtype
+    for name in ("dtype", "top_k", "top_p"):
+        if getattr(arguments, name) is not None:
+            settings[name] = getattr(arguments, name)
     order = trained.model.order
     if order is not None:
         settings["order_sha256"] = hashlib.sha256(order.numpy().tobytes()).hexdigest()
+    if trained.model.counts:
+        settings["counts_sha256"] = hashlib.sha256(repr(trained.model.counts).encode()).hexdigest()
     return Request(path, trained, grid, settings)
 
 
@@ -138,7 +141,8 @@ def refuse_unfit(arguments: argparse.Namespace) -> None:
 
 def _refuse_unfit_to_pretrained(arguments: argparse.Namespace) -> None:
     """Refuse flags that are about checkpoints."""
-    unfit = [name for name in ("ckpt", "task", "classes", "data", "learn_order") if getattr(arguments, name)]
+    names = ("ckpt", "task", "classes", "data", "learn_order", "learn_influence", "learn_counts")
+    unfit = [name for name in names if getattr(arguments, name)]
     if unfit:
         raise SettingsError(
             f"--{unfit[0]} is about checkpoints of tauflow; drop it, or drop --pretrained, a model that "
@@ -208,19 +212,6 @@ def tensorboard_folder(arguments: argparse.Namespace, path: Path) -> Path:
     return folder
 
 
-def _with_learned_order(trained: "Trained", path: Path) -> "Trained":
-    """Learn an order, seconds on a small model, and keep it as a file beside the checkpoint."""
-    from tauflow.theory import orders
-
-    print("learning an order from how coordinates depend on each other ...", flush=True)
-    refuse_unwritable(
-        path.parent, "the order is kept beside the checkpoint: copy it to a folder of your own first"
-    )
-    order = orders.learn_order(trained.model)
-    print(f"order       {orders.save(path, order)}", flush=True)
-    return dataclasses.replace(trained, model=dataclasses.replace(trained.model, order=order))
-
-
 def _grid(arguments: argparse.Namespace, trained: "Trained", device: "torch.device") -> "SamplerGrid":
     from tauflow.evaluation.evaluate import SamplerGrid, task_of
     from tauflow.evaluation.measure import Sampling
@@ -256,11 +247,19 @@ def _grid(arguments: argparse.Namespace, trained: "Trained", device: "torch.devi
         temperature=arguments.temperature,
         unconditional=unconditional,
         nll_items=arguments.nll_items,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
     )
     nfes, guidance = numbers(arguments.nfe, "--nfe"), weights(arguments.guidance)
     return SamplerGrid.of(trained, samplers(arguments), nfes, guidance, sampling)
 
 
 def samplers(arguments: argparse.Namespace) -> list[str]:
-    """Return the samplers that were asked for; with --learn_order `auto` is the one that uses the order."""
-    return ["learned_order"] if arguments.learn_order and arguments.sampler == ["auto"] else arguments.sampler
+    """Return the samplers that were asked for; `auto` uses what is learned: counts, influence or order."""
+    if arguments.sampler != ["auto"]:
+        return arguments.sampler
+    if arguments.learn_counts:
+        return [f"fhs(order={arguments.learn_counts}, counts=learned)"]
+    if arguments.learn_influence:
+        return ["independent"]
+    return ["learned_order"] if arguments.learn_order else arguments.sampler

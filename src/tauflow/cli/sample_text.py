@@ -4,6 +4,7 @@ Shapes: B samples, N new tokens.
 """
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,7 +112,11 @@ def generate_text(arguments: argparse.Namespace, trained: "Trained", fabric: "Fa
     spec, nfe, weight = _asked(arguments)
     sampler = sampler_from(spec, trained.model)
     facts = f"{type(task).__name__}, {trained.model.process.name} source"
-    print(f"pretrained  {arguments.pretrained}  ({facts})\nsampler     {sampler}", flush=True)
+    print(f"pretrained  {arguments.pretrained}  ({facts})", flush=True)
+    print(f"sampler     {sampler}{'  (sharpens)' if sampler.sharpens else ''}", flush=True)
+    if arguments.top_k is not None or arguments.top_p is not None:
+        model = trained.model.truncated(arguments.top_k, arguments.top_p)
+        trained = dataclasses.replace(trained, model=model)
     asked = task.chat(arguments.prompt) if arguments.chat else arguments.prompt
     count, together = arguments.num_samples or 1, arguments.batch_size or TOGETHER
     generator = seeded(arguments.seed)

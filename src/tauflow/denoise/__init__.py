@@ -9,6 +9,7 @@ from tauflow.denoise.allowed import AllowedDenoiser
 from tauflow.denoise.attention import AttendingDenoiser
 from tauflow.denoise.batches import BatchedDenoiser
 from tauflow.denoise.context import Context, Memory
+from tauflow.denoise.counts import LearnedCounts
 from tauflow.denoise.denoiser import (
     DROPPED,
     CountingDenoiser,
@@ -21,6 +22,7 @@ from tauflow.denoise.evaluation import Evaluation, HiddenEvaluation, LogitsEvalu
 from tauflow.denoise.memory import RememberingDenoiser
 from tauflow.denoise.model import Model
 from tauflow.denoise.networks import CallableDenoiser, SplitDenoiser, denoiser_from
+from tauflow.denoise.truncated import TruncatedDenoiser
 
 __all__ = [
     "DROPPED",
@@ -34,6 +36,7 @@ __all__ = [
     "Evaluation",
     "GuidedDenoiser",
     "HiddenEvaluation",
+    "LearnedCounts",
     "LogitsEvaluation",
     "Memory",
     "Model",
@@ -41,6 +44,7 @@ __all__ = [
     "SplitDenoiser",
     "TemperedDenoiser",
     "TimedDenoiser",
+    "TruncatedDenoiser",
     "denoiser_from",
     "from_masked_lm",
     "from_probabilities",

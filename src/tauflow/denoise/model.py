@@ -12,14 +12,17 @@ from torch import Tensor
 
 from tauflow.denoise.allowed import AllowedDenoiser, checked_allowed
 from tauflow.denoise.attention import AttendingDenoiser, checked_attention
+from tauflow.denoise.counts import LearnedCounts, checked_counts
 from tauflow.denoise.denoiser import (
     Denoiser,
     GuidedDenoiser,
     RetimedDenoiser,
-    TemperedDenoiser,
     checked_weight,
 )
+from tauflow.denoise.influence import checked_influence
+from tauflow.denoise.leave_one_out import tempered
 from tauflow.denoise.networks import denoiser_from
+from tauflow.denoise.truncated import TruncatedDenoiser
 from tauflow.devices import precise
 from tauflow.errors import SamplingError
 from tauflow.process import Metric, Mixture, Process, Schedule, Uniform, schedule_from
@@ -41,6 +44,10 @@ class Model:
             `tauflow.learn_order`.
         channels: that the last axis of the shape holds channels of a pixel, best revealed together (they
             depend little on each other) or apart (they are much alike); None: it is an axis of space.
+        counts: how many coordinates an evaluation reveals, for samplers with counts=learned: one for each
+            order, made by `tauflow.learn_counts`.
+        influence: how much each two of the D coordinates depend on each other, (D, D), for the sampler
+            independent; made by `tauflow.learn_influence`.
     """
 
     denoiser: Denoiser
@@ -48,6 +55,8 @@ class Model:
     shape: tuple[int, ...]
     order: Tensor | None = None
     channels: ChannelsName | None = None
+    counts: tuple[LearnedCounts, ...] = ()
+    influence: Tensor | None = None
 
     def __init__(
         self,
@@ -56,6 +65,8 @@ class Model:
         shape: Sequence[int],
         order: Tensor | Sequence[int] | None = None,
         channels: ChannelsName | None = None,
+        counts: LearnedCounts | Sequence[LearnedCounts] = (),
+        influence: Tensor | None = None,
     ):
         if not isinstance(process, Process):
             raise SamplingError(
@@ -67,6 +78,8 @@ class Model:
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "order", checked_order(order, math.prod(sizes)))
         object.__setattr__(self, "channels", checked_channels(channels, sizes))
+        object.__setattr__(self, "counts", checked_counts(counts, math.prod(sizes)))
+        object.__setattr__(self, "influence", checked_influence(influence, math.prod(sizes)))
 
     @property
     def length(self) -> int:
@@ -148,8 +161,22 @@ class Model:
         return self
 
     def tempered(self, temperature: float) -> "Model":
-        """Return the model with its logits divided by a temperature."""
-        return dataclasses.replace(self, denoiser=TemperedDenoiser(self.denoiser, temperature))
+        """Return the model with its logits divided by a temperature: below 1 is surer than the network.
+
+        Where the source is noise over tokens, it is what the other coordinates say that becomes surer; the
+        own token, which may be noise, keeps its weight (leave_one_out.py).
+        """
+        return dataclasses.replace(self, denoiser=tempered(self.denoiser, temperature, self.process))
+
+    def truncated(self, top_k: int | None = None, top_p: float | None = None) -> "Model":
+        """Return the model with the likeliest tokens of its rows alone: `top_k` of them, or mass `top_p`.
+
+        Truncate last, after guidance and temperature. As a temperature does, it cuts what the other
+        coordinates say where the source is noise over tokens.
+        """
+        return dataclasses.replace(
+            self, denoiser=TruncatedDenoiser(self.denoiser, self.process, top_k, top_p)
+        )
 
     def allowing(self, allowed: Tensor, sets: Tensor | None = None) -> "Model":
         """Return the model with certain tokens only: true (V,), (D, V) or (B, D, V) where allowed.

@@ -13,7 +13,7 @@ from tauflow.denoise import Model
 from tauflow.errors import SamplingError, WriteError
 from tauflow.evaluation.grid import GridOptions, progress_bar, run_grid
 from tauflow.evaluation.likelihood import NLL, nll_batches, nll_scales, no_nll, with_nll
-from tauflow.evaluation.measure import Sampling, measure_cell, scales
+from tauflow.evaluation.measure import Sampling, adaptive_scales, measure_cell, scales
 from tauflow.evaluation.reference import reference_cell
 from tauflow.evaluation.store import REAL, Cell, Factors, Results
 from tauflow.ranks import rank, world_size
@@ -48,8 +48,8 @@ def evaluate(
 
     Args:
         trained: model and task, from `tauflow.load`, or your own `tauflow.Trained(model, task)`.
-        samplers: specs such as "tr_cie(grid=tau)", sets (all, paper, ablation, beyond), "auto", or Samplers;
-            a list, or text in which commas separate them.
+        samplers: specs such as "tr_cie(grid=tau)", sets (paper, beyond, users, ...), "auto", or Samplers; a
+            list, or text in which commas separate them.
         nfes: budgets of evaluations.
         num_samples: samples of each cell, over all devices.
         batch_size: samples drawn together; devices share batches, and each batch has a seed of its own.
@@ -131,7 +131,8 @@ class SamplerGrid:
     def run(self, results: Results, options: GridOptions) -> Results:
         """Measure the cells that the results do not have yet, and real data beside them."""
         self._warn_of_idle_devices()
-        results.scales = scales(self.task) | nll_scales(self.task)
+        adaptive = adaptive_scales(self.samplers.values(), results.scales)
+        results.scales = scales(self.task) | nll_scales(self.task) | adaptive
         self._tell(results)
         if not any(cell.factors.get("sampler") == REAL for cell in results.cells):
             self._add_reference(results, options)
@@ -230,7 +231,7 @@ def task_of(trained: Trained) -> Task:
 
 
 def choose_samplers(samplers: Samplers, model: Model) -> tuple[dict[str, Sampler], list[str]]:
-    """Return samplers by their specs; and notes on `auto`, and on members of sets that are skipped."""
+    """Return samplers by their specs; and notes on `auto`, on what sharpens, and on what is skipped."""
     given: list[Any] = [samplers] if isinstance(samplers, str | Sampler) else list(samplers)
     chosen: dict[str, Sampler] = {}
     notes: list[str] = []
@@ -252,6 +253,9 @@ def choose_samplers(samplers: Samplers, model: Model) -> tuple[dict[str, Sampler
         raise SamplingError(
             f"no samplers to evaluate; name some of {', '.join(SAMPLERS)}, or a set: {', '.join(SETS)}"
         )
+    sharp = [name for name, sampler in chosen.items() if sampler.sharpens]
+    if sharp:
+        notes.append(f"these sharpen, and do not keep the law of the data: {', '.join(sharp)}")
     return chosen, list(dict.fromkeys(notes))
 
 

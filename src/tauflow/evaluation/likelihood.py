@@ -33,6 +33,8 @@ def no_nll(sampler: Sampler, model: Model, task: Task, sampling: Sampling) -> st
     """Return why the nll of a sampler is not measured, or nothing if it is."""
     if sampling.condition is not None or sampling.prompt is not None:
         return "it is that of validation items, and samples were asked for a condition or a prompt"
+    if sampling.top_k is not None or sampling.top_p is not None:
+        return "tokens of real data that top-k or top-p cuts off have no probability"
     if task.alone:
         return "there is no real data"
     return no_likelihood(sampler, model)

@@ -7,7 +7,7 @@ by torchmetrics, and the counts are those of all ranks.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ from tauflow.tasks import SampleMetric, Task
 DETAILS = {
     "steps": (
         *("jumped", "clamped", "several_events", "discarded"),
-        *("leftover_masks", "samples", "counted_nfe", "forwards"),
+        *("leftover_masks", "samples", "counted_nfe", "forwards", "evaluations", "tokens_per_evaluation"),
     ),
     "time": ("ms_per_sample", "sampler_ms_per_sample", "network_share"),
 }
@@ -54,10 +54,12 @@ class Sampling:
         show: how many samples of each cell to keep, from the first batch.
         condition: what all samples are asked to be, (C,); by default the conditions of validation items.
         prompt: what is known: tokens and known (D,) for every sample, or a row for each, (num_samples, D).
-        temperature: divides the logits.
+        temperature: as `Model.tempered` takes it.
         unconditional: model to guide away from; by default the same one with its condition dropped, or
             without its prompt if it takes no condition.
         nll_items: validation items, from the first on, whose likelihood is measured; 0 for none.
+        top_k: how many tokens of a row may be drawn, the likeliest ones; None: all.
+        top_p: probability that these have together; None: 1.
     """
 
     num_samples: int = 256
@@ -69,6 +71,8 @@ class Sampling:
     temperature: float = 1.0
     unconditional: Model | None = None
     nll_items: int = 16
+    top_k: int | None = None
+    top_p: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_samples", "batch_size"):
@@ -125,13 +129,16 @@ class Sampling:
             checked_prompt(self.prompt, (rows, model.length), model)
 
     def model(self, model: Model, guidance: float | None, prompt: Prompt | None = None) -> Model:
-        """Return the model with guidance and temperature, for samples with a prompt."""
+        """Return the model with guidance, temperature and its rows cut, for samples with a prompt."""
         if guidance is not None and guidance != 1:
             other = self.unconditional
             if other is None and prompt is not None and not model.conditions:
                 other = unprompted(model, prompt)
             model = model.guided(guidance, other)
-        return model if self.temperature == 1 else model.tempered(self.temperature)
+        if self.temperature != 1:
+            model = model.tempered(self.temperature)
+        cut = self.top_k is not None or self.top_p is not None
+        return model.truncated(self.top_k, self.top_p) if cut else model
 
     def model_of(self, model: Model, factors: Factors, prompt: Prompt | None = None) -> Model:
         """Return the model of a cell, for samples with a prompt."""
@@ -174,7 +181,7 @@ def measure_cell(
     together(draw)
     found: dict[str, Measured] = {}
     together(lambda: found.update(measured(metrics)))
-    details = counts.details()
+    details = counts.details(sampler.adapts)
     records = [Record(factors, name, each) for name, each in (found | details).items()]
     items = units(metrics) if world_size() == 1 else {}  # ranks keep their samples in another order
     return Cell(factors, records, shown[0] if shown else None, items=items, table=joined_tables(tables))
@@ -252,6 +259,12 @@ def units(metrics: MetricCollection) -> dict[str, list[float]]:
     """Return what samplers are compared by, unit by unit, of the metrics that have it."""
     found = {name: metric.units() for name, metric in metrics.items() if isinstance(metric, SampleMetric)}
     return {name: numbers for name, numbers in found.items() if numbers}
+
+
+def adaptive_scales(samplers: Iterable[Sampler], before: Iterable[str] = ()) -> dict[str, Scale]:
+    """Return how evaluations are read where they are an outcome: of any of these samplers, or before."""
+    found = {"evaluations": Scale(False, False), "tokens_per_evaluation": Scale(True, False)}
+    return found if any(sampler.adapts for sampler in samplers) or set(found) <= set(before) else {}
 
 
 def scales(task: Task) -> dict[str, Scale]:

@@ -39,9 +39,9 @@ class TauflowScheduler(SchedulerMixin, ConfigMixin):
     """A sampler of tauflow for a canvas of uniform noise, one evaluation of the pipeline's model a step.
 
     `num_inference_steps` is the budget of evaluations for a canvas. The samples of a generator are those of
-    `tauflow.sample` with it. The pipeline's `temperature` divides the logits; 0, its default, is none: the
-    model's own law is sampled, never its mode. `confidence_threshold`, which the pipeline sets, ends a canvas
-    early with the most likely tokens: give None to sample the model's law.
+    `tauflow.sample` with it. The pipeline's `temperature` is that of `Model.tempered`; 0, its default, is
+    none: the model's own law is sampled, never its mode. `confidence_threshold`, which the pipeline sets,
+    ends a canvas early with the most likely tokens: give None to sample the model's law.
 
     Args:
         sampler: a sampler, or a spec such as "bridge_systematic" or "tr_cie(grid=tau)"; "auto" is the

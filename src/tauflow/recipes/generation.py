@@ -57,7 +57,8 @@ class Generated:
         tokens: the same as tokens (n,), for each prompt.
         evaluations: of the denoiser, in all blocks.
         forwards: network calls: two for each evaluation with guidance.
-        taken: evaluations that each sample took part in; one that has ended is not sampled any more.
+        taken: evaluations that each sample took part in: not those after its block was finished, nor those
+            of blocks after its end.
     """
 
     texts: list[str]
@@ -104,12 +105,13 @@ def generate(
             antibodies, what is missing to a chain.
         sampler: as in `tauflow.sample`.
         nfe: budget of evaluations of all blocks together, which share it evenly; the first ones have one more
-            where it cannot be shared so.
+            where it cannot be shared so. What an adaptive sampler saves in a block is saved.
         block: new tokens that are sampled together, K, a divisor of N; None is what the model was trained
             with, or else all of them.
         guidance: weight; 1 is none. The model is guided away from what it says without its prompt: to masks
             in its place, or where noise is no masks, to the new tokens alone.
-        temperature: divides the logits.
+        temperature: as `Model.tempered` takes it. Top-k and top-p belong to the model (`Model.truncated`),
+            whose rows are cut after guidance and temperature.
         seed: of all randomness, or a torch.Generator.
         observer: called with a `Step` after every step.
     """
@@ -158,7 +160,7 @@ class Writing:
 
         result = sample(asked, show and (lambda x: show(now(x))))
         self.tokens = now(result.tokens)
-        self.taken[self.going] += result.nfe
+        self.taken[self.going] += result.nfe if result.evaluations is None else result.evaluations
         self.evaluations += result.nfe
         self.forwards += result.info.forwards
         if show:

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tauflow.denoise import Model
+from tauflow.denoise import Model, TruncatedDenoiser
 from tauflow.recipes.language.task import Language
 from tauflow.samplers import Prompt
 from tauflow.samplers.unprompted import unprompted
@@ -106,10 +106,20 @@ class Adjusted:
     temperature: float = 1.0
 
     def of(self, model: Model, prompt: Prompt | None) -> Model:
-        """Return a model with both; it is guided away from what it says without the prompt."""
+        """Return a model with both; it is guided away from what it says without the prompt.
+
+        What is cut from its rows is cut after both.
+        """
+        truncated = model.denoiser
+        if isinstance(truncated, TruncatedDenoiser):
+            model = dataclasses.replace(model, denoiser=truncated.denoiser)
         if self.guidance != 1:
             model = model.guided(self.guidance, prompt and unprompted(model, prompt))
-        return model if self.temperature == 1 else model.tempered(self.temperature)
+        if self.temperature != 1:
+            model = model.tempered(self.temperature)
+        if isinstance(truncated, TruncatedDenoiser):
+            model = model.truncated(truncated.top_k, truncated.top_p)
+        return model
 
 
 def prompted_model(

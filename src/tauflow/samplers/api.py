@@ -40,7 +40,8 @@ def sample(
     Args:
         model: what is sampled, from `tauflow.load(path).model`, or `tauflow.Model(network, process, shape)`.
         sampler: a spec such as "tr_cie(grid=tau)", a Sampler, or "auto", the recommended one of the process.
-        nfe: budget of evaluations, the finishing draw included.
+        nfe: budget of evaluations, the finishing draw included. It is a cap for samplers that adapt, such as
+            "threshold": `Result.evaluations` says what each sample took.
         count: how many samples, B.
         condition: what the samples are asked to be, integers (B, C) or (C,) for all of them; -1 is not given.
         prompt: tokens that are known, with true where they are: a pair of tensors (B, D) or (D,). They never

@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, get_origi
 import torch
 from torch import Tensor
 
-from tauflow.denoise import Denoiser, Evaluation, Model
+from tauflow.denoise import Denoiser, Evaluation, LearnedCounts, Model
 from tauflow.denoise.model import ChannelsName
 from tauflow.errors import SamplingError
 from tauflow.process import Process
@@ -49,11 +49,22 @@ class Problem:
     condition: Tensor | None = None  # (B, C)
     channels: ChannelsName | None = None  # what the last axis of the shape is
     drawing: Drawing = DRAWN
+    counts: tuple[LearnedCounts, ...] = ()  # of reveals, one for each order that has learned ones
+    influence: Tensor | None = None  # (D, D) of coordinates on each other, learned
 
     @classmethod
     def of(cls, model: Model, frozen: Tensor | None = None, condition: Tensor | None = None) -> "Problem":
-        order, channels = model.order, model.channels
-        return cls(model.denoiser, model.process, model.shape, order, frozen, condition, channels)
+        return cls(
+            model.denoiser,
+            model.process,
+            model.shape,
+            model.order,
+            frozen,
+            condition,
+            model.channels,
+            counts=model.counts,
+            influence=model.influence,
+        )
 
     @property
     def walk(self) -> Walk:
@@ -158,6 +169,25 @@ class Sampler(ABC, Generic[P, S]):
         """Return what `run` does with coordinates after the last step."""
         return "none"
 
+    @property
+    def sharpens(self) -> bool:
+        """Return whether samples concentrate on likely sequences, beyond what few evaluations cost anyway.
+
+        With an exact denoiser the law of the data is then lost, or kept at one token an evaluation only.
+        Tables, help and docs say so, and `auto` is never such a sampler.
+        """
+        return False
+
+    @property
+    def adapts(self) -> bool:
+        """Return whether a sample takes as many evaluations as it needs, and the budget is a cap."""
+        return False
+
+    @property
+    def no_likelihood(self) -> str:
+        """Return why data cannot be forced through this sampler (`tauflow.nll`), or nothing if it can."""
+        return ""
+
     def __str__(self) -> str:
         from tauflow.samplers.spec import written
 
@@ -170,6 +200,7 @@ class Info:
     leftover_masks: float  # share of coordinates still masked before finishing
     forwards: int  # network calls: two for each evaluation with guidance, one for each part of a batch
     settings: dict[str, Any]
+    free: int = 0  # coordinates of all samples that could move
 
 
 @dataclass(frozen=True)
@@ -177,6 +208,13 @@ class Result:
     tokens: Tensor  # (B, D) int64
     nfe: int  # evaluations of the (guided) denoiser, counted
     info: Info
+    evaluations: Tensor | None = None  # (B,) those before a sample was finished; None: all took part in all
+
+    @property
+    def tokens_per_evaluation(self) -> float:
+        """Return coordinates that could move for each evaluation that a sample took part in."""
+        whole = len(self.tokens) * self.nfe
+        return self.info.free / max(1, whole if self.evaluations is None else int(self.evaluations.sum()))
 
 
 Observer = Callable[[StepInfo, State], None]

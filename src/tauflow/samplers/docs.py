@@ -19,13 +19,15 @@ PLACE = re.compile(r"(<!-- options -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def options_table() -> str:
-    """Return a Markdown table with a line for each option of the samplers in the package."""
+    """Return a Markdown table with a line for each option of the samplers, and below it which sharpen."""
     lines = ["| option | values | default | meaning | samplers |", "|---|---|---|---|---|"]
     for name, owners in described().items():
         for option in dict.fromkeys(each for _, each in owners):
             samplers = [sampler for sampler, each in owners if each == option]
             words = [f"`{name}`", option.choices, _defaults(option, samplers), option.help, _code(samplers)]
             lines.append(f"| {' | '.join(words)} |")
+    sharp = _code([name for name, make in SAMPLERS.items() if make().sharpens])
+    lines += ["", f"These sharpen, and do not keep the law of the data: {sharp}."]
     return "\n".join(lines) + "\n"
 
 

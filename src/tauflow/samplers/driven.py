@@ -74,7 +74,7 @@ class Driven:
         x_0: the states at first (B, D).
         nfe: budget of evaluations.
         generator: of all randomness; others may draw from it between evaluations.
-        temperature: that the logits are divided by.
+        temperature: as `Model.tempered` takes it.
     """
 
     def __init__(

@@ -57,6 +57,8 @@ def no_likelihood(sampler: Sampler, model: Model) -> str:
     """Return why a sampler has no likelihood on a model, or nothing if it has one."""
     if not model.process.absorbing:
         return f"the likelihood needs a masked source, this model has a {model.process.name} one"
+    if sampler.no_likelihood:
+        return sampler.no_likelihood
     if getattr(sampler, "dense", False):
         return (
             "the dense algorithm does not say how probable its tokens were; drop dense: the law is the same"

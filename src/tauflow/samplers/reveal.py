@@ -12,6 +12,11 @@ of the order from its rows.
               learned   the order that came with the model (tauflow.learn_order)
     counts    equal     k_n = floor((n + 1) F / N) - floor(n F / N)
               power     increments of round(F (n / N)^power), at least 1 each: few tokens at first
+              arccos    of round(F (1 - 2 / pi arccos(n / N))), as the Halton scheduler (Besnier et al. 2025)
+              doubling  of round(F 2^(n - N)), so that half of the tokens come last: with N = log2 F those of
+                        dilated unmasking (Luxembourg et al. 2025)
+              learned   those that came with the model (tauflow.learn_counts), the best for its order; with a
+                        prompt in proportion
               entropy   as many as fit into the budget b = rho_n sum_d H_d, H_d the entropy of row d and rho_n
                         the share of the masked coordinates that `power` would reveal: first the surest, up
                         to b / 10, then along the order; at least 1
@@ -19,12 +24,14 @@ of the order from its rows.
               pairs     p_n + w_n (p_n - p_{n-1}), w_n = (k_{n-1} - 1) / (2 k_n), in the last step plus
                         (k_n - 1) / (2 k_{n-1}), at most `weight`: k (k - 1) / 2 pairs of tokens were drawn
                         together as if independent, which the k_{n-1} k_n pairs of the next step make up for
-              hitting   p_n + (t - t_n) / (t_n - t_{n-1}) (p_n - p_{n-1}), t the hitting time of the token
+              hitting   p_n + (t - t_n) / (t_n - t_{n-1}) (p_n - p_{n-1}), t the hitting time of the token and
+                        t_n that of the first one of the step, which is not extrapolated: the evaluation
+                        belongs to it (HO-FHS of Zheng et al. 2025)
 
 Without drawn hitting times t is their mean, kappa = k / (F + 1) after k reveals. Order and counts, except
 `entropy`, never look at tokens or rows. With k_n = 1 throughout (N = F) each token is drawn from its
-posterior given all that are revealed: exact, whatever the order, with `pairs` of any weight and with
-`entropy` too, since what is revealed next then follows from what is revealed already.
+posterior given all that are revealed: exact, whatever the order and the extrapolation, and with `entropy`
+too, since what is revealed next then follows from what is revealed already.
 """
 
 import dataclasses
@@ -39,10 +46,10 @@ from tauflow.denoise import Model
 from tauflow.process import Process
 from tauflow.samplers.base import Problem, Sampler, State, StepInfo, Visit, option, require
 from tauflow.samplers.draws import chunks, places_of, uniforms
+from tauflow.samplers.reveal_counts import CountName, learned_for, no_counts, rounded, share_of
 from tauflow.samplers.reveal_order import CPU, OrderName, drawn_keys, drawn_times, entropies, needs_masks
 from tauflow.samplers.spacing import is_grid
 
-CountName = Literal["equal", "power", "entropy"]
 ExtrapolationName = Literal["pairs", "hitting"]
 SURE = 0.1  # share of an entropy budget for the surest coordinates
 
@@ -85,8 +92,9 @@ class Reveal(Sampler[RevealPlan, RevealState]):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            self.power is None or self.counts != "equal",
-            "power belongs to counts=power or entropy, equal counts have none; name counts, or drop power",
+            self.power is None or self.counts in ("power", "entropy"),
+            f"power belongs to counts=power or entropy, {self.counts} counts have none; name counts, or drop "
+            "power",
         )
         require(
             0 < self.exponent < math.inf,
@@ -119,7 +127,8 @@ class Reveal(Sampler[RevealPlan, RevealState]):
         return self.extrapolation == "hitting" or self.weight > 0
 
     def refuses(self, model: Model) -> str:
-        return needs_masks(model, self.order)
+        missing = no_counts(self.order, model) if self.counts == "learned" else ""
+        return needs_masks(model, self.order) or missing
 
     def plan(self, process: Process, free: int, nfe: int) -> RevealPlan:
         return RevealPlan(min(nfe, free))
@@ -145,7 +154,7 @@ class Reveal(Sampler[RevealPlan, RevealState]):
         self, problem: Problem, state: RevealState, plan: RevealPlan, n: int, generator: torch.Generator
     ) -> tuple[RevealState, StepInfo]:
         x = state.x
-        t = state.times.gather(1, state.done[:, None]).squeeze(1)  # (B,)
+        t = self.time(state.times, state.done)
         visit, before, turn, count = self.look(problem, state, t, n, plan.steps)
         places = revealing(turn, count)
         result = x.clone().flatten()
@@ -161,19 +170,29 @@ class Reveal(Sampler[RevealPlan, RevealState]):
                 rows = rows.clamp(min=0)
             result[index] = problem.drawing.tokens(rows, index, generator)
         done = state.done + count
-        t_next = state.times.gather(1, done[:, None]).mean().item()
+        t_next = self.time(state.times, done).mean().item()
         moved = len(places) / max(1, int(problem.movable(x).sum()))
         info = StepInfo(n, t.mean().item(), t_next, moved, clamped / max(1, channels))
         x = result.view_as(x)
         return dataclasses.replace(state, x=x, visit=visit, done=done, count_before=count, t_before=t), info
 
+    def time(self, times: Tensor, done: Tensor) -> Tensor:
+        """Return the time (B,) of an evaluation after so many reveals: of the last, or hitting the next."""
+        first = done + 1 if self.extrapolation == "hitting" else done
+        return times.gather(1, first.clamp(max=times.shape[1] - 1)[:, None]).squeeze(1)
+
     def revealed(self, free: Tensor, n: int, steps: int) -> Tensor:
         """Return how many of the free (B,) coordinates are revealed after n of so many steps."""
-        equal = free * n // steps
         if self.counts == "equal":
-            return equal
-        wanted = (free.double() * (n / steps) ** self.exponent + 0.5).floor().long()
-        return torch.where(free < steps, equal, torch.minimum(wanted.clamp(min=n), free - (steps - n)))
+            return free * n // steps
+        return rounded(free, share_of(self.counts, n, steps, self.exponent), n, steps)
+
+    def after(self, problem: Problem, free: Tensor, n: int, steps: int) -> Tensor:
+        """Return how many of the free (B,) coordinates are revealed after n steps, by learned counts too."""
+        if self.counts != "learned":
+            return self.revealed(free, n, steps)
+        learned = learned_for(self.order, problem.counts, problem.shape)
+        return rounded(free, learned.share(n, steps), n, steps)
 
     def look(
         self, problem: Problem, state: RevealState, t: Tensor, n: int, steps: int
@@ -194,7 +213,7 @@ class Reveal(Sampler[RevealPlan, RevealState]):
 
     def turns(self, problem: Problem, state: RevealState, n: int, steps: int) -> tuple[Tensor, Tensor]:
         """Return when in this step each coordinate is revealed (B, D), and how many are (B,)."""
-        count = self.revealed(state.free, n + 1, steps) - state.done
+        count = self.after(problem, state.free, n + 1, steps) - state.done
         if self.order != "even" or is_grid(problem.shape):
             return state.order - state.done[:, None], count
         movable, length = problem.movable(state.x).cpu(), state.x.shape[1]

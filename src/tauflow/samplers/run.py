@@ -40,17 +40,21 @@ def run(sampler: Sampler, request: Request) -> Result:
     if request.batch_size is not None and request.batch_size < len(request.x_0):
         counter = CountingDenoiser(BatchedDenoiser(network, request.batch_size))
     problem = problem_of(sampler, request, RememberingDenoiser(counter))
-    free = int(problem.movable(request.x_0).sum(1).max())
+    counts = problem.movable(request.x_0).sum(1)
+    free = int(counts.max())
     if not free:  # the prompt is everything
         return Result(request.x_0, 0, Info([], 0.0, 0, request.settings))
     infos: list[StepInfo] = []
+    taken = torch.zeros(len(request.x_0), dtype=torch.long)  # evaluations of each sample
     try:
         plan = sampler.plan(model.process, free, request.nfe)
         state = sampler.init(problem, request.x_0, plan, request.generator)
         for n in _bar(range(plan.steps), request.progress):
-            if n and not problem.movable(state.x).any():
+            going, before = problem.movable(state.x).any(1).cpu(), counter.evaluations
+            if n and not going.any():
                 break  # every token is revealed: more evaluations would change nothing
             state, info = sampler.step(problem, state, plan, n, request.generator)
+            taken += going * (counter.evaluations - before)
             info = dataclasses.replace(info, masks=_masks(state.x, model.process))
             infos.append(info)
             if state.visit and (request.observer or not sampler.keeps):
@@ -58,14 +62,18 @@ def run(sampler: Sampler, request: Request) -> Result:
             if request.observer:
                 request.observer(info, state)
         leftover = _masks(state.x, model.process)
+        going, before = problem.movable(state.x).any(1).cpu(), counter.evaluations
         state = finish(sampler.finishing, problem, state, plan.end, request.generator)
+        taken += going * (counter.evaluations - before)
     except BadLogits as error:
         if error.t is None:
             raise
         when = f"step {len(infos)}, t = {float(error.t.mean()):.4f}"
         raise BadLogits(f"{error} ({when}); check the model and its precision at that time") from None
     forwards = network.evaluations * model.denoiser.forwards
-    return Result(state.x, counter.evaluations, Info(infos, leftover, forwards, request.settings))
+    about = Info(infos, leftover, forwards, request.settings, int(counts.sum()))
+    differ = bool((taken != counter.evaluations).any())
+    return Result(state.x, counter.evaluations, about, taken if differ else None)
 
 
 def _padded(request: Request) -> Request:

@@ -1,6 +1,6 @@
 """Specs: a sampler as text, `tr_cie(grid=tau, coins=systematic)`, and back.
 
-A spec is a name with options. The name is one of SAMPLERS, `auto` (the recommended sampler of the process),
+A spec is a name with options. The name is one of SAMPLERS or ALIASES, `auto` (the recommended sampler),
 or a Sampler of your own as `package.module.Class` or `path/to/file.py:Class`. Options, their types and
 choices are the fields of the dataclass; nothing about them is written anywhere else.
 """
@@ -17,7 +17,7 @@ from tauflow.denoise import Model
 from tauflow.errors import SamplingError
 from tauflow.imports import import_object
 from tauflow.samplers.base import Sampler, require
-from tauflow.samplers.registry import SAMPLERS, SETS
+from tauflow.samplers.registry import ALIASES, SAMPLERS, SETS
 from tauflow.samplers.spacing import is_lattice
 
 OWN = "; one of your own is path/to/file.py:Class"
@@ -158,13 +158,15 @@ def _named(name: str, model: Model | None) -> Sampler:
         require(model is not None, "the sampler auto needs a model to choose for")
         assert model is not None
         return recommended(model)
+    if plain in ALIASES:
+        return sampler_from(ALIASES[plain])
     if plain in SAMPLERS:
         return SAMPLERS[plain]()
     if "." in name or ":" in name:
         return _built(name)
     members = ", ".join(SETS.get(plain, []))
     require(not members, f"{name!r} is a set of samplers; name one of them: {members}")
-    near = difflib.get_close_matches(plain, [*SAMPLERS, "auto"], n=1, cutoff=0.5)
+    near = difflib.get_close_matches(plain, [*SAMPLERS, *ALIASES, "auto"], n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise SamplingError(f"unknown sampler {name!r}; known samplers: auto, {', '.join(SAMPLERS)}{hint or OWN}")
 

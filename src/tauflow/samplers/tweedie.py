@@ -16,6 +16,7 @@ sources with a law over data tokens; from masks the two coincide.
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from tauflow.denoise import Model
 from tauflow.devices import precise
@@ -53,26 +54,31 @@ class TweedieD3PM(GridSampler):
         self, problem: Problem, state: State, plan: Grid, n: int, generator: torch.Generator
     ) -> tuple[State, StepInfo]:
         x = state.x
-        source, schedule = mixture(problem).source, mixture(problem).schedule
         visit = problem.visit(x, plan.t[n])
-        kappa_t, kappa_s = (schedule.kappa(plan.t[i].item()) for i in (n, n + 1))
-        b = kappa_t / kappa_s
-        dtype = precise(x.device)
-        everywhere = source.inverse_law(torch.arange(source.num_tokens, device=x.device))  # 1 / pi(y), (V,)
+        times = plan.t[n].item(), plan.t[n + 1].item()
         places = places_of(problem.movable(x))
         result = x.clone().flatten()
         for index in chunks(places, problem.process.num_tokens):
-            p = visit.evaluation.rows(index).to(dtype)
-            own = x.flatten()[index][:, None]
-            v = source.inverse_law(own)  # 1 / pi(x), (R, 1)
-            p_own = p.gather(1, own)
-            c = p_own / (kappa_t + (1 - kappa_t) / v) + (1 - p_own) * v / (1 - kappa_t)
-            here = torch.zeros_like(p).scatter_(1, own, 1.0)
-            kept = kappa_s * p / (kappa_t * here + (1 - kappa_t) / v)
-            law = (b * here + (1 - b) / v) * (kept + (1 - kappa_s) / everywhere * c)
+            law = d3pm_kernel(mixture(problem), visit.evaluation.rows(index), x.flatten()[index], *times)
             result[index] = problem.drawing.tokens(law, index, generator)
         moved = (result.view_as(x) != x).sum().item() / max(1, len(places))
-        return State(result.view_as(x), visit), StepInfo(n, plan.t[n].item(), plan.t[n + 1].item(), moved)
+        return State(result.view_as(x), visit), StepInfo(n, *times, moved)
+
+
+def d3pm_kernel(process: Mixture, rows: Tensor, tokens: Tensor, t: float, t_next: float) -> Tensor:
+    """Return the kernel (R, V) of tweedie_d3pm from tokens (R,) at t to t_next, with rows (R, V)."""
+    kappa_t, kappa_s = (process.schedule.kappa(each) for each in (t, t_next))
+    b = kappa_t / kappa_s
+    p = rows.to(precise(rows.device))
+    every = torch.arange(process.num_tokens, device=rows.device)
+    everywhere = process.source.inverse_law(every)  # 1 / pi(y), (V,)
+    own = tokens[:, None]
+    v = process.source.inverse_law(own)  # 1 / pi(x), (R, 1)
+    p_own = p.gather(1, own)
+    c = p_own / (kappa_t + (1 - kappa_t) / v) + (1 - p_own) * v / (1 - kappa_t)
+    here = torch.zeros_like(p).scatter_(1, own, 1.0)
+    kept = kappa_s * p / (kappa_t * here + (1 - kappa_t) / v)
+    return (b * here + (1 - b) / v) * (kept + (1 - kappa_s) / everywhere * c)
 
 
 def needs_noise(model: Model, why: str) -> str:

@@ -5,6 +5,7 @@ Shapes: B sequences, D coordinates, V data tokens, H hidden states, V^D sequence
 
 import itertools
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -77,7 +78,19 @@ class Chain:
         rows = spread * torch.randn(states, values, generator=generator, dtype=torch.float64)
         return cls(transition, rows.softmax(-1))
 
-    @property
+    @classmethod
+    def fitted(cls, counts: Tensor, smoothing: float) -> "Chain":
+        """Return the Markov chain of counted transitions (V, V), mixed with a share of the law of tokens.
+
+        So every transition is possible, and the posterior exists wherever a sampler may go.
+        """
+        counts = counts.double()
+        law = counts.sum(0) / counts.sum()  # of what follows
+        rows = torch.where(counts.sum(1, keepdim=True) > 0, counts, law)  # nothing ever followed this token
+        rows = rows / rows.sum(1, keepdim=True)
+        return cls((1 - smoothing) * rows + smoothing * law, torch.eye(len(counts), dtype=torch.float64))
+
+    @cached_property
     def start(self) -> Tensor:
         """Return the law of hidden states that the chain leaves unchanged, (H,)."""
         return torch.linalg.matrix_power(self.transition, 2**12)[0]
@@ -117,3 +130,9 @@ class Chain:
         """Return nats per token (B,)."""
         _, total = self.filter(self.emission.T[tokens])
         return -total / tokens.shape[1]
+
+
+def transition_counts(tokens: Tensor, num_tokens: int) -> Tensor:
+    """Count the transitions of sequences (B, D) of data tokens, (V, V)."""
+    pairs = tokens[:, :-1] * num_tokens + tokens[:, 1:]
+    return torch.bincount(pairs.flatten(), minlength=num_tokens**2).view(num_tokens, num_tokens)

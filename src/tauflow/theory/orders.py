@@ -10,8 +10,6 @@ it.
 Shapes: B sequences, D coordinates, V data tokens, C contexts.
 """
 
-import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,9 @@ from torch import Tensor
 
 from tauflow.denoise import Denoiser, Model
 from tauflow.errors import SamplingError
-from tauflow.files import digest, write
 from tauflow.samplers import sample
 from tauflow.samplers.api import seeded
+from tauflow.theory import beside
 
 ENTRIES = 2**24  # of a batch of posteriors: some tens of megabytes
 
@@ -113,31 +111,20 @@ def path_of(checkpoint: str | Path) -> Path:
 
 def save(checkpoint: str | Path, ranks: Tensor) -> Path:
     """Write the order of a checkpoint beside it, from where `tauflow.load` takes it."""
-    path = path_of(checkpoint)
-    write(path, json.dumps({"checkpoint": digest(checkpoint), "ranks": ranks.tolist()}) + "\n")
-    return path
+    return beside.save(path_of(checkpoint), checkpoint, {"ranks": ranks.tolist()})
 
 
 def read(checkpoint: str | Path, length: int) -> Tensor | None:
     """Return the order of a checkpoint, or None; warn of one that cannot be used."""
-    path = path_of(checkpoint)
-    if not path.is_file():
-        return None
-    try:
-        if path.stat().st_size > 1000 + 32 * length:  # more than a number for each coordinate
+
+    def parse(saved: Any) -> Tensor:
+        if sorted(saved["ranks"]) != list(range(length)):
             raise ValueError
-        saved = json.loads(path.read_text())
-        ranks, same = saved["ranks"], saved["checkpoint"] == digest(checkpoint)
-        if same and sorted(ranks) != list(range(length)):
-            raise ValueError
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        fault = f"does not hold an order of {length} coordinates with the sum of their checkpoint"
-    else:
-        if same:
-            return torch.tensor(ranks, dtype=torch.long)
-        fault = f"was learned from other weights than {checkpoint} holds now"
-    warnings.warn(f"{path} {fault} and is not used; learn it again", stacklevel=2)
-    return None
+        return torch.tensor(saved["ranks"], dtype=torch.long)
+
+    largest = 1000 + 32 * length  # more than a number for each coordinate
+    what = f"an order of {length} coordinates"
+    return beside.read(path_of(checkpoint), checkpoint, what, largest, parse)
 
 
 def _posteriors(denoiser: Denoiser, x: Tensor, t: float, places: Tensor) -> Tensor:

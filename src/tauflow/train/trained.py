@@ -15,7 +15,7 @@ from tauflow.networks import NetworkConfig, TransformerConfig
 from tauflow.networks.base import shapes_of
 from tauflow.process import SOURCES, Schedule, Source, schedules, source_from, sources
 from tauflow.tasks import DataFacts, Task
-from tauflow.theory import orders
+from tauflow.theory import counts, influence, orders
 from tauflow.train.archive import listed, shortened
 from tauflow.train.checkpoints import KEY, read, refuse_foreign_classes
 from tauflow.train.described import arguments_of, class_of, refuse_other_types
@@ -51,7 +51,7 @@ SHIPPED = Path(__file__).parents[3] / "checkpoints" / "shipped"
 class Trained:
     """What a checkpoint holds."""
 
-    model: Model  # with averaged weights, and the learned order if one lies beside the checkpoint
+    model: Model  # with averaged weights, and what was learned of it and lies beside the checkpoint
     task: Task | None  # None if it was trained from a plain DataLoader
     step: int = 0  # optimizer steps the weights were trained for
 
@@ -105,7 +105,13 @@ def load(
         task.folder = Path(path).parent
     model = module.to(device).model()
     channels = model.channels if task is None else task.channels
-    model = replace(model, order=orders.read(path, model.length), channels=channels)
+    model = replace(
+        model,
+        order=orders.read(path, model.length),
+        counts=counts.read(path, model.length),
+        influence=influence.read(path, model.length),
+        channels=channels,
+    )
     return Trained(model, task, checkpoint["global_step"])
 
 

@@ -1,0 +1,67 @@
+"""What `python sample.py` learns of a model before it samples, and keeps beside the checkpoint."""
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from tauflow.files import refuse_unwritable
+
+if TYPE_CHECKING:
+    from tauflow.train import Trained
+
+
+def with_learned(trained: "Trained", path: Path, arguments: argparse.Namespace) -> "Trained":
+    """Return the model of a checkpoint with what was asked to be learned of it."""
+    if arguments.learn_order:
+        trained = _with_order(trained, path)
+    if arguments.learn_influence:
+        trained = _with_influence(trained, path)
+    if arguments.learn_counts:
+        trained = _with_counts(trained, path, arguments.learn_counts)
+    return trained
+
+
+def _with_order(trained: "Trained", path: Path) -> "Trained":
+    """Learn an order, seconds on a small model, and keep it as a file beside the checkpoint."""
+    from tauflow.theory import counts, orders
+
+    print("learning an order from how coordinates depend on each other ...", flush=True)
+    refuse_unwritable(
+        path.parent, "the order is kept beside the checkpoint: copy it to a folder of your own first"
+    )
+    order = orders.learn_order(trained.model)
+    print(f"order       {orders.save(path, order)}", flush=True)
+    others = tuple(each for each in trained.model.counts if each.order != "learned")
+    if others != trained.model.counts:  # those along the order before
+        counts.save(path, others)
+    model = dataclasses.replace(trained.model, order=order, counts=others)
+    return dataclasses.replace(trained, model=model)
+
+
+def _with_counts(trained: "Trained", path: Path, order: str) -> "Trained":
+    """Learn counts along an order, and keep them, with those of other orders, beside the checkpoint."""
+    from tauflow.theory import counts
+
+    print(f"learning how many coordinates to reveal along the order {order} ...", flush=True)
+    refuse_unwritable(
+        path.parent, "the counts are kept beside the checkpoint: copy it to a folder of your own first"
+    )
+    learned = counts.learn_counts(trained.model, cast(Any, order))
+    others = [each for each in trained.model.counts if each.order != learned.order]
+    model = dataclasses.replace(trained.model, counts=(*others, learned))
+    print(f"counts      {counts.save(path, model.counts)}", flush=True)
+    return dataclasses.replace(trained, model=model)
+
+
+def _with_influence(trained: "Trained", path: Path) -> "Trained":
+    """Learn the influence of coordinates on each other, and keep it as a file beside the checkpoint."""
+    from tauflow.theory import influence
+
+    print("learning how much coordinates influence each other ...", flush=True)
+    refuse_unwritable(
+        path.parent, "the influence is kept beside the checkpoint: copy it to a folder of your own first"
+    )
+    learned = influence.learn_influence(trained.model)
+    print(f"influence   {influence.save(path, learned)}", flush=True)
+    return dataclasses.replace(trained, model=dataclasses.replace(trained.model, influence=learned))
