@@ -28,10 +28,12 @@ from tauflow.samplers import sampler_from
 from tauflow.studies import STUDIES, pages
 from tauflow.studies.__main__ import main, parser, settings_from
 from tauflow.studies.base import Settings, Study, records
-from tauflow.studies.beyond import variants
+from tauflow.studies.beyond import Laws, variants
+from tauflow.studies.bigrams import Bigrams
 from tauflow.studies.models import tr_cie_variants
 from tauflow.studies.pages import filled
 from tauflow.studies.report import save, to_markdown
+from tauflow.studies.subjects import OnLawsAndModels
 from tauflow.studies.theory import with_schedule
 from tauflow.tasks.settings import parsed
 from tauflow.train import SHIPPED
@@ -51,8 +53,9 @@ def checkpoint(trained) -> str:
 
 ELSEWHERE = [name for name, study in STUDIES.items() if study.needs]  # text, and test_image_studies.py
 ELSEWHERE += ["antibodies"]  # its model is inside a package: test_antibodies.py
-QUICK = [name for name in STUDIES if name not in (*ELSEWHERE, "laws", "dependence")]
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("laws", "dependence")]  # they learn orders
+LONG = ("laws", "dependence", "correctors")  # they learn orders, or sample long
+QUICK = [name for name in STUDIES if name not in (*ELSEWHERE, *LONG)]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in LONG]
 
 
 @pytest.mark.parametrize("name", [*QUICK, *SLOW])
@@ -516,11 +519,12 @@ def test_committed_samplers_can_be_named_again(folder):
 
 
 def resumable(folder: Path) -> bool:
-    """Models that are not here cannot be tried; `laws` learns orders first, which takes a while."""
+    """Models that are not here cannot be tried; studies of laws learn orders first, which takes a while."""
     results = Results.read(folder)
     if results.name == "antibodies":
         return find_spec("antiberty") is not None
-    return not results.settings["checkpoints"] and results.name != "laws"
+    learns = issubclass(STUDIES[results.name], Laws | Bigrams | OnLawsAndModels)
+    return not results.settings["checkpoints"] and not learns
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,10 @@ To add one, write a class in one of these modules (its docstring is the question
 from tauflow.studies.antibodies import Antibodies
 from tauflow.studies.base import Study, name_of
 from tauflow.studies.beyond import Dependence, Joints, Laws, Tuned, Tuning
+from tauflow.studies.bigrams import Bigrams
+from tauflow.studies.correctors import Correctors
+from tauflow.studies.forecast import Forecast
+from tauflow.studies.frontier import Frontier
 from tauflow.studies.image_orders import ImageOrders
 from tauflow.studies.image_schedules import ImageSchedules
 from tauflow.studies.images import Images
@@ -18,6 +22,7 @@ from tauflow.studies.molecules import (
     Moses,
 )
 from tauflow.studies.observed import Hamming, Positivity, Proxies
+from tauflow.studies.overview import Orders, Overview
 from tauflow.studies.runtime import Runtime
 from tauflow.studies.text_to_image import Guidance, TextToImage
 from tauflow.studies.theory import Kl, Local, Order, Schedules
@@ -26,8 +31,8 @@ STUDIES: dict[str, type[Study]] = {
     name_of(study): study
     for study in (
         *(Countdown, Ablation, Epsilon, Positivity, Hamming, Proxies, Runtime, Order, Local, Kl, Schedules),
-        *(Text, Tuning, Tuned, Joints, Laws, Dependence, Images, ImageSchedules, ImageOrders),
-        *(Guidance, TextToImage),
+        *(Text, Tuning, Tuned, Joints, Laws, Dependence, Forecast, Images, ImageSchedules, ImageOrders),
+        *(Frontier, Bigrams, Correctors, Overview, Orders, Guidance, TextToImage),
         *(Molecules, Moses, MoleculeTemperatures, MoleculeScaffolds, MoleculeProperties),
         Antibodies,
     )

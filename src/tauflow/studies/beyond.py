@@ -16,6 +16,7 @@ from tauflow.samplers import Sampler, sampler_from
 from tauflow.studies.base import Study, records
 from tauflow.studies.laws import JointTask, exact, laws
 from tauflow.studies.models import OnModels
+from tauflow.studies.subjects import with_learned
 from tauflow.studies.theory import LAWS, joint_law
 from tauflow.tasks.items import items_of
 from tauflow.theory.orders import dependence, learn_order
@@ -118,8 +119,10 @@ class Laws(OnLaws):
         found: list[tuple[Factors, Trained]] = []
         for law, task in laws().items():
             masked = exact(task, "masked")
-            order = learn_order(masked.model, contexts=min(16, self.settings.samples))
+            contexts = min(16, self.settings.samples)
+            order = learn_order(masked.model, contexts=contexts)
             masked = dataclasses.replace(masked, model=dataclasses.replace(masked.model, order=order))
+            masked = with_learned(masked, self.settings.samplers, contexts)
             found.append(({"law": law, "source": "masked"}, masked))
             found.append(({"law": law, "source": "uniform"}, exact(task, "uniform")))
         return found

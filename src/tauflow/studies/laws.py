@@ -4,6 +4,7 @@ Shapes: B sequences, D coordinates, V data tokens.
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,12 +30,13 @@ class LawTask(Task):
     batch_size = 1
     epoch_items = 1
 
-    def __init__(self, length: int, num_tokens: int):
+    def __init__(self, length: int, num_tokens: int, items: int = ITEMS):
         self.shape = (length,)
         self.num_tokens = num_tokens
+        self.items = items
 
     def setup(self, stage: str | None = None) -> None:
-        self.val_data = [{"tokens": row} for row in self.draw(ITEMS, generator_for("law"))]
+        self.val_data = [{"tokens": row} for row in self.draw(self.items, generator_for("law"))]
 
     @abstractmethod
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
@@ -66,8 +68,8 @@ class Perplexity(SampleMean):
 class ChainTask(LawTask):
     """A Markov chain, hidden or not."""
 
-    def __init__(self, chain: Chain, length: int):
-        super().__init__(length, chain.emission.shape[1])
+    def __init__(self, chain: Chain, length: int, items: int = ITEMS):
+        super().__init__(length, chain.emission.shape[1], items)
         self.chain = chain
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
@@ -158,22 +160,37 @@ class ExactCountdown(Countdown):
         return countdown.posterior(x, t, process, leak=LEAK)
 
 
-def laws(length: int = 64) -> dict[str, LawTask | ExactCountdown]:
+def laws(length: int = 64, items: int = ITEMS) -> dict[str, LawTask | ExactCountdown]:
     """Return the laws of the studies by name."""
     return {
-        "markov": ChainTask(Chain.markov(32, 2.0), length),
-        "hidden markov": ChainTask(Chain.hidden(12, 32, 0.92, 2.0), length),
+        "markov": ChainTask(Chain.markov(32, 2.0), length, items),
+        "hidden markov": ChainTask(Chain.hidden(12, 32, 0.92, 2.0), length, items),
         "countdown": ExactCountdown(length=length, values=32),
-        "copy": CopyTask(length, 16),
+        "copy": CopyTask(length, 16, items),
     }
 
 
-def exact(task: LawTask | ExactCountdown, source: str, schedule: str = "quadratic") -> Trained:
-    """Return a law with its exact denoiser, as if it had been trained."""
+def exact(
+    task: LawTask | ExactCountdown,
+    source: str,
+    schedule: str = "quadratic",
+    wrong: Callable[[Tensor], Tensor] | None = None,
+) -> Trained:
+    """Return a law with its exact denoiser, as if it had been trained.
+
+    With `wrong` it has an error: the share, at times t (B,), of what the other coordinates say that is any
+    token alike. What a coordinate says itself stays as it is.
+    """
     process = Mixture(source_from(source, task.num_tokens), schedule_from(schedule))
 
     def logits(x: Tensor, t: Tensor) -> Tensor:
-        return task.posterior(x, t, process).log()
+        rows = task.posterior(x, t, process)
+        if wrong is not None:
+            share, own = wrong(t.double())[:, None, None], process.evidence(x, t)
+            others = rows / own.clamp(min=1e-300)
+            mixed = own * ((1 - share) * others / others.sum(-1, keepdim=True) + share / task.num_tokens)
+            rows = mixed / mixed.sum(-1, keepdim=True)
+        return rows.log()
 
     denoiser = CallableDenoiser(logits, task.num_tokens)
     return Trained(Model(denoiser, process, task.shape), task)

@@ -11,7 +11,7 @@ from typing import ClassVar
 from tauflow.denoise import Model
 from tauflow.evaluation.evaluate import check, choose_samplers, task_of
 from tauflow.evaluation.likelihood import nll_scales, no_nll, with_nll
-from tauflow.evaluation.measure import DETAILS, Sampling, measure_cell, scales
+from tauflow.evaluation.measure import DETAILS, Sampling, adaptive_scales, measure_cell, scales
 from tauflow.evaluation.reference import reference
 from tauflow.evaluation.store import REAL, Cell, Factors, Scale
 from tauflow.evaluation.views import View
@@ -100,7 +100,9 @@ class OnModels(Study):
         for subject in self.subjects:
             task = task_of(subject.trained)
             there |= (nll_scales(task) if self.settings.nll_items else {}) | scales(task)
-        return {name: there[name] for pattern in self.shown for name in there if fnmatch(name, pattern)}
+        shown = {name: there[name] for pattern in self.shown for name in there if fnmatch(name, pattern)}
+        samplers = [sampler for subject in self.subjects for sampler in subject.samplers.values()]
+        return shown | adaptive_scales(samplers)
 
     def measure(self, factors: Factors) -> Cell:
         subject = self.subject_of(factors)
