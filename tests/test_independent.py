@@ -207,3 +207,11 @@ def test_sample_learns_influence_and_keeps_it(trained, tmp_path, capfd):
     assert "independent" in printed
     model = tauflow.load(checkpoint).model
     assert torch.equal(model.influence, tauflow.learn_influence(model)), "the seed decides"
+
+
+def test_steps_without_a_free_coordinate_reveal_nothing():
+    """A sequence with fewer free coordinates than evaluations, alone in its part of a batch."""
+    movable = torch.tensor([[True, True, False, False]])
+    ends = torch.tensor([[0, 0, 1, 1, 2]])
+    ranks = independent_ranks(correlations(torch.full((4, 4), 0.2)), movable, torch.arange(4)[None], ends)
+    assert sorted(ranks[0, :2].tolist()) == [0, 1]

@@ -94,6 +94,8 @@ def independent_ranks(field: Tensor, movable: Tensor, order: Tensor, ends: Tenso
     left, keys = movable.clone(), length + order
     for n in range(ends.shape[1] - 2):  # the last evaluation takes what is left
         count = ends[:, n + 1] - ends[:, n]
+        if not count.any():  # fewer free coordinates than evaluations
+            continue
         variance = covariance.diagonal(dim1=1, dim2=2).clamp(min=0) + LEAST
         explained = (covariance.square() * left[:, None]).sum(2) / variance
         if not n:
