@@ -285,7 +285,7 @@ def test_counts_lie_beside_their_checkpoint(tmp_path):
     assert counts.read(checkpoint, 16) == both
     saved = json.loads(path.read_text())
     others = [{"counts": [[16], [3, 14]]}, {"counts": 3}, {"counts": [[16], "ab"]}, {"excess": [1.0]}]
-    others += [{"excess": [math.nan] * 16}, {"excess": ["0"] * 16}, {"order": []}]
+    others += [{"excess": [each] * 16} for each in (math.nan, 10**400, "0")] + [{"order": []}]
     contents = [saved | {"learned": [saved["learned"][0] | other]} for other in others]
     contents += [saved | {"learned": 3}, saved | {"learned": [3]}, {"learned": []}, []]
     for text in (*map(json.dumps, contents), "no json", "[" * 10**5, " " * 10**6):

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 
 def with_learned(trained: "Trained", path: Path, arguments: argparse.Namespace) -> "Trained":
     """Return the model of a checkpoint with what was asked to be learned of it."""
+    if arguments.learn_order or arguments.learn_influence or arguments.learn_counts:
+        refuse_unwritable(
+            path.parent,
+            "what is learned is kept beside the checkpoint: copy it to a folder of your own first",
+        )
     if arguments.learn_order:
         trained = _with_order(trained, path)
     if arguments.learn_influence:
@@ -27,9 +32,6 @@ def _with_order(trained: "Trained", path: Path) -> "Trained":
     from tauflow.theory import counts, orders
 
     print("learning an order from how coordinates depend on each other ...", flush=True)
-    refuse_unwritable(
-        path.parent, "the order is kept beside the checkpoint: copy it to a folder of your own first"
-    )
     order = orders.learn_order(trained.model)
     print(f"order       {orders.save(path, order)}", flush=True)
     others = tuple(each for each in trained.model.counts if each.order != "learned")
@@ -44,9 +46,6 @@ def _with_counts(trained: "Trained", path: Path, order: str) -> "Trained":
     from tauflow.theory import counts
 
     print(f"learning how many coordinates to reveal along the order {order} ...", flush=True)
-    refuse_unwritable(
-        path.parent, "the counts are kept beside the checkpoint: copy it to a folder of your own first"
-    )
     learned = counts.learn_counts(trained.model, cast(Any, order))
     others = [each for each in trained.model.counts if each.order != learned.order]
     model = dataclasses.replace(trained.model, counts=(*others, learned))
@@ -59,9 +58,6 @@ def _with_influence(trained: "Trained", path: Path) -> "Trained":
     from tauflow.theory import influence
 
     print("learning how much coordinates influence each other ...", flush=True)
-    refuse_unwritable(
-        path.parent, "the influence is kept beside the checkpoint: copy it to a folder of your own first"
-    )
     learned = influence.learn_influence(trained.model)
     print(f"influence   {influence.save(path, learned)}", flush=True)
     return dataclasses.replace(trained, model=dataclasses.replace(trained.model, influence=learned))

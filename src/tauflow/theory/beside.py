@@ -1,4 +1,4 @@
-"""Small JSON files beside a checkpoint, tied to its weights by a digest: a learned order, learned counts."""
+"""Small JSON files beside a checkpoint, tied to its weights by a digest: learned order, counts, influence."""
 
 import json
 import warnings
@@ -11,7 +11,7 @@ from tauflow.files import digest, write
 
 Learned = TypeVar("Learned")
 
-FAULTS = (OSError, ValueError, TypeError, KeyError, RecursionError, SamplingError)
+FAULTS = (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError, SamplingError)
 
 
 def save(path: Path, checkpoint: str | Path, content: dict[str, Any]) -> Path:
