@@ -143,6 +143,51 @@ def test_which_rules_keep_the_law(kind):
     assert loops[1] > 0.9 * loops[0] > 0.01
 
 
+def dense(nfe):
+    """The levels of renoise."""
+    return [1 - (1 - u ** (7 / 4)) ** (5 / 2) for u in even(nfe)]
+
+
+@pytest.mark.parametrize("kind", ["uniform", "marginal"])
+@pytest.mark.parametrize("eta", [0.4, 1.0])
+def test_renoise_follows_the_kernel_of_forward_backward(eta, kind):
+    """Without extrapolation, on its own grid, from a quarter of the evaluations on. With extrapolation it is
+    compared with the propagated law (test_sampler_law.py)."""
+    expected = list(path(kind, "forward_backward", eta, dense(6), (0.25, 1.0)))
+    times = follows(kind, f"renoise(gain=0, coins=independent, eta={eta})", expected)
+    assert times == pytest.approx(dense(6)[:-1], abs=1e-6)
+
+
+def test_renoise_extrapolates_by_the_share_that_moves():
+    """w = 3/4 (sigma + r) (kappa_2 - kappa_1) / (2 (kappa_1 - kappa_0)); 0 where there is no history."""
+    sampler = sampler_from("renoise")
+    grid = sampler.plan(mixture("uniform", V), D, 4)
+    first, second, third = dense(4)[:3]
+    sigma = min((third - second) / second, 1 - third)
+    share = sigma + (third - (1 - sigma) * second) / (1 - second)
+    wanted = 0.75 * share * (third - second) / (2 * (second - first))
+    assert sampler.exponent(grid, 1) == pytest.approx(wanted, rel=1e-6)
+    assert sampler.exponent(grid, 0) == 0
+
+
+@pytest.mark.parametrize("kind", ["uniform", "marginal"])
+def test_renoise_keeps_the_law(kind):
+    """Exact at D = 1 with any number of steps. Else twice the evaluations halve the error, without Monte
+    Carlo; and systematic coins, which keep coordinates apart, are better at as many."""
+    one = EnumerableLaw.random(3, 1, spread=1.0)
+    for nfe in (2, 5):
+        assert reached(kind, "renoise", nfe, one) < floor(one)
+    propagator = Propagator(LAW, mixture(kind, V))
+    coarse, fine = (
+        distance(propagator.terminal_law(sampler_from("renoise(coins=independent)"), nfe), LAW.probabilities)
+        for nfe in (32, 64)
+    )
+    assert 1.6 < coarse / fine < 2.6
+    assert fine < 0.015
+    assert reached(kind, "renoise", 64) < fine + floor()
+    assert not sampler_from("renoise").sharpens
+
+
 def mask_states(spec, nfe, count, length):
     """The states before each evaluation and the samples, where all tokens are as likely."""
     states = []
@@ -275,6 +320,8 @@ def test_sweeps_share_the_budget():
         ("remdm_loop(begin=0)", "hold=0.9 is a kappa between 0 and 1"),
         ("remdm_loop(hold=1)", "hold=1.0 is a kappa between 0 and 1"),
         ("remdm_loop(grid=early)", "hold has a grid of its own"),
+        ("renoise(eta=inf)", "eta must be a number of at least 0"),
+        ("renoise(begin=2)", "begin is a share of the evaluations"),
         ("gibbs(share=0)", "share must be above 0"),
         ("gibbs(sweeps=0)", "sweeps must be at least 1"),
     ],
@@ -284,11 +331,11 @@ def test_bad_options_are_refused(spec, message):
         sampler_from(spec)
 
 
-@pytest.mark.parametrize("name", ["remdm_cap", "gibbs", "shs"])
+@pytest.mark.parametrize("name", ["remdm_cap", "renoise", "gibbs", "shs"])
 def test_what_they_cannot_do(name):
     with pytest.raises(SamplingError, match=r"mixture|uniform or marginal"):
         draw(Small(V, V), metric(V), (2, D), name, 4)
-    if name == "gibbs":
+    if name in ("gibbs", "renoise"):
         with pytest.raises(SamplingError, match="needs a uniform or marginal source"):
             draw(Small(V + 1, V), Masked(V), (2, D), name, 4)
     if name == "remdm_cap":

@@ -10,7 +10,7 @@ import re
 import pytest
 import torch
 from conftest import sample_here
-from helpers import mixture
+from helpers import allowed, distance, empirical, mixture
 
 import tauflow
 from tauflow import Model
@@ -61,23 +61,77 @@ def splits(length: int, parts: int) -> list[list[int]]:
 @pytest.mark.parametrize("length", [1, 2, 7, 9])
 def test_the_best_counts_are_those_of_all_counts(length):
     costs = torch.rand(length, length, generator=torch.Generator().manual_seed(length)).double().triu(1)
-    found, sums = counts.best_counts(costs)
-    assert [len(each) for each in found] == list(range(1, length + 1))
-    for budget, (best, least) in enumerate(zip(found, sums, strict=True), 1):
+    found = counts.Shortest(costs)
+    for budget, least in enumerate(found.sums, 1):
         totals = {tuple(each): counts.forecast(costs, each) for each in splits(length, budget)}
-        assert totals[best] == pytest.approx(min(totals.values()))
-        assert least == pytest.approx(totals[best], abs=1e-6)
+        assert totals[found.counts(budget)] == pytest.approx(min(totals.values()))
+        assert least == pytest.approx(min(totals.values()), abs=1e-6)
 
 
 def test_a_large_problem_takes_seconds():
-    """D = 512, all budgets; the sums never rise with the budget where costs grow with the distance."""
-    apart = torch.arange(512)[None] - torch.arange(512)[:, None]
-    found, sums = counts.best_counts(apart.double().clamp(min=0))
-    assert all(a >= b for a, b in itertools.pairwise(sums))
-    assert sums[-1] == 0
-    assert {sum(each) for each in found} == {512}
-    assert len(found) < 60
-    assert max(found[7]) == min(found[7]) == 64, "equal counts are best where a cost is the distance"
+    """D = 256, all budgets; the sums never rise with the budget where costs grow with the distance."""
+    apart = torch.arange(256)[None] - torch.arange(256)[:, None]
+    costs = apart.double().clamp(min=0)
+    found = counts.learned_from("spaced", [costs, costs])
+    assert all(a >= b for a, b in itertools.pairwise(found.excess))
+    assert found.excess[-1] == 0
+    assert {sum(each) for each in found.counts} == {256}
+    assert len(found.counts) < 60
+    assert set(found.counts[7]) == {32}, "equal counts are best where a cost is the distance"
+
+
+def test_counts_are_forecast_by_sequences_that_did_not_choose_them():
+    """Each half would reveal another token alone, which costs the other half 1 nat."""
+    first, second = (torch.zeros(3, 3, dtype=torch.float64) for _ in range(2))
+    first[0, 1], second[1, 2] = 1.0, 1.0  # of the counts (2, 1), of the counts (1, 2)
+    assert counts.Shortest(first).counts(2) == (1, 2)
+    assert counts.Shortest(second).counts(2) == (2, 1)
+    assert counts.learned_from("random", [first, second]).excess == (0.5, 1.0, 0.0)
+
+
+# Weights of the extrapolation
+
+
+def test_weights_pay_for_what_was_lost():
+    """By hand, counts 2, 2 of D = 4 with E[0] = (0, 1, 3, 5), E[2] = (., ., 0, 2): the first step loses 1,
+    the second 2; its tokens are told 3 + 3 nats by the first. A debt of 3 takes half of that."""
+    costs = torch.zeros(4, 4, dtype=torch.float64)
+    costs[0], costs[2, 3] = torch.tensor([0.0, 1, 3, 5]), 2.0
+    assert counts.weights_of(costs, (2, 2)) == (0.0, 0.5)
+    assert counts.weights_of(costs, (1, 1, 1, 1)) == (0.0,) * 4, "nothing is lost"
+    costs[0] = torch.tensor([0.0, 9, 3, 5])
+    assert counts.weights_of(costs, (2, 2)) == (0.0, 1.0), "at most 1"
+
+
+def test_what_is_paid_is_no_longer_owed():
+    """E[c, j] = (j - c) / 2: counts 2, 2, 2 lose 1/2 each; a step tells the next one 2 nats."""
+    apart = torch.arange(6)[None] - torch.arange(6)[:, None]
+    weights = counts.weights_of(apart.double().clamp(min=0) / 2, (2, 2, 2))
+    assert weights == (0.0, 0.5, 0.25)
+
+
+def weak_law() -> EnumerableLaw:
+    """Six tokens of which every two are equal a little more often than not."""
+    sequences = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=6)), dtype=torch.float64)
+    pairs = (sequences.sum(1) ** 2 - 6) / 2
+    return EnumerableLaw((0.1 * pairs).softmax(0), 2, 6)
+
+
+def test_extrapolation_by_learned_weights_makes_up_for_what_is_lost():
+    """In three evaluations of six tokens; `allowed` is twice what 40,000 samples differ by chance."""
+    law, count = weak_law(), 40_000
+    model = law.model(mixture("masked", 2))
+    learned = tauflow.learn_counts(model, "random", contexts=64)
+    model = dataclasses.replace(model, counts=learned)
+
+    def reached(spec: str, nfe: int) -> float:
+        tokens = tauflow.sample(model, spec, nfe, count=count).tokens
+        return distance(empirical(tokens, 2), law.probabilities)
+
+    plain, better = (reached(f"fhs(counts=learned, extrapolation={how})", 3) for how in ("pairs", "learned"))
+    assert better < allowed(64, count) < plain
+    assert better < plain / 2
+    assert reached("random_learned", 6) < allowed(64, count), "exact at one token an evaluation"
 
 
 # The forecast
@@ -265,11 +319,62 @@ def test_learning_takes_one_evaluation_a_coordinate_and_follows_from_the_seed():
 
     made = Model(model, PROCESS, (4,))
     learned = tauflow.learn_counts(made, data=DATA)
-    assert calls == [len(DATA)] * 4
+    assert calls == [len(DATA) // 2] * 8, "each half in D evaluations"
     assert learned == tauflow.learn_counts(made, data=DATA)
     own = [tauflow.learn_counts(made, contexts=5, seed=seed) for seed in (0, 0, 1)]
     assert own[0] == own[1] != own[2]
-    assert calls[12:20] == [5] * 8, "samples of one token an evaluation, and the matrix"
+    assert calls[16:28] == [5] * 4 + [3] * 4 + [2] * 4, "samples of one token an evaluation, and the matrix"
+    with pytest.raises(SamplingError, match="at least 2 sequences: one half of them chooses"):
+        tauflow.learn_counts(made, data=DATA[:1])
+
+
+# The best of the orders that have counts
+
+
+def two_orders() -> Model:
+    """A model whose order `spaced` is forecast to be best below three evaluations, `random` from then on."""
+    plans = ((16,), (8, 8), (5, 5, 6))
+    falling = [float(16 - n) for n in range(1, 17)]
+    late = tuple(nats + (number < 2) for number, nats in enumerate(falling))
+    early = tuple(nats + (number >= 2) for number, nats in enumerate(falling))
+    learned = (LearnedCounts("random", plans, late), LearnedCounts("spaced", plans, early))
+    return Model(flat, mixture("masked", 3), (16,), counts=learned)
+
+
+@pytest.mark.parametrize(("nfe", "same"), [(2, "spaced_learned"), (3, "random_learned")])
+def test_the_order_that_is_forecast_to_lose_least_is_taken(nfe, same):
+    model = two_orders()
+    best, wanted = (tauflow.sample(model, spec, nfe, count=4, seed=1) for spec in ("best_learned", same))
+    assert torch.equal(best.tokens, wanted.tokens)
+    assert best.nfe == nfe
+    likelihoods = [tauflow.nll(model, spec, nfe, best.tokens) for spec in ("best_learned", same)]
+    assert torch.equal(*likelihoods)
+    prompt = (torch.zeros(16).long(), torch.arange(16) < 13)
+    known = tauflow.sample(model, "best_learned", 3, count=4, prompt=prompt)
+    assert (known.tokens[:, :13] == 0).all()
+    assert known.nfe == 3
+
+
+def test_auto_takes_learned_counts_where_there_are_some():
+    def taken(model: Model) -> str:
+        return tauflow.sample(model, nfe=2).info.settings["sampler"]
+
+    assert taken(two_orders()) == "best_learned"
+    assert taken(dataclasses.replace(two_orders(), counts=())) == "spaced_even"
+    only = dataclasses.replace(two_orders(), counts=dataclasses.replace(LEARNED, order="learned"))
+    assert taken(only) == "spaced_even", "an order that the model does not have"
+    with pytest.raises(SamplingError, match="there are no learned counts: make them with"):
+        tauflow.sample(only, "best_learned", 2)
+
+
+def test_weights_of_other_sets_are_refused():
+    model = dataclasses.replace(two_orders(), influence=torch.zeros(16, 16))
+    with pytest.raises(SamplingError, match="extrapolation=learned has weights of other sets than"):
+        tauflow.sampler_from("independent(extrapolation=learned, counts=learned)")
+    with pytest.raises(SamplingError, match=r"the counts of the order random, whose weights are not its own"):
+        tauflow.sample(model, "spaced_even(counts=learned, extrapolation=learned)", 4)
+    with pytest.raises(SamplingError, match=r"extrapolation=learned .* counts=learned"):
+        tauflow.sampler_from("fhs(extrapolation=learned)")
 
 
 # Files, commands, the study
@@ -285,7 +390,9 @@ def test_counts_lie_beside_their_checkpoint(tmp_path):
     assert counts.read(checkpoint, 16) == both
     saved = json.loads(path.read_text())
     others = [{"counts": [[16], [3, 14]]}, {"counts": 3}, {"counts": [[16], "ab"]}, {"excess": [1.0]}]
-    others += [{"excess": [each] * 16} for each in (math.nan, 10**400, "0")] + [{"order": []}]
+    others += [{"excess": [each] * 16} for each in (math.nan, 10**400, "0", -1.0)]
+    others += [{"order": []}, {"order": "sorted"}, {"weights": [[0.0]]}, {"weights": 3}]
+    others += [{"weights": [[each], [0, 0], [0, 0, 0], [0, 0, 0, 0]]} for each in (2.0, -1.0, math.nan, "0")]
     contents = [saved | {"learned": [saved["learned"][0] | other]} for other in others]
     contents += [saved | {"learned": 3}, saved | {"learned": [3]}, {"learned": []}, []]
     for text in (*map(json.dumps, contents), "no json", "[" * 10**5, " " * 10**6):
@@ -308,33 +415,42 @@ def test_sample_learns_counts_and_keeps_them(trained, tmp_path, capfd):
     code, printed = sample_here(checkpoint, capfd, "--learn_counts", *words)
     assert code == 0
     assert f"counts      {tmp_path / 'best.counts.json'}" in printed
-    assert "spaced_learned" in printed
-    assert [each.order for each in tauflow.load(checkpoint).model.counts] == ["spaced"]
+    assert "auto is best_learned for this model" in printed
+    assert [each.order for each in tauflow.load(checkpoint).model.counts] == ["spaced", "random"]
     code, printed = sample_here(checkpoint, capfd, "--learn_counts", "learned", "--learn_order", *words)
     assert code == 0
-    assert "learned_order(counts=learned)" in printed
-    assert [each.order for each in tauflow.load(checkpoint).model.counts] == ["spaced", "learned"]
+    kept = [each.order for each in tauflow.load(checkpoint).model.counts]
+    assert kept == ["spaced", "random", "learned"]
     code, _ = sample_here(checkpoint, capfd, "--learn_order", *words)
-    assert [each.order for each in tauflow.load(checkpoint).model.counts] == ["spaced"], "that order is gone"
+    kept = [each.order for each in tauflow.load(checkpoint).model.counts]
+    assert kept == ["spaced", "random"], "that order is gone"
     assert orders.path_of(checkpoint).exists()
+
+
+SPECS = "spaced,spaced(counts=learned),spaced_even,fhs,spaced_learned"
 
 
 def test_the_study_says_how_many_evaluations_are_needed(trained, tmp_path, capsys):
     """Two sequences of 16 tokens; no sampler needs more than 16 evaluations, learned counts never more than
     equal ones by much."""
     words = ["--ckpt", str(trained / "best.ckpt"), "--nfes", "1,4,16,99", "--samples", "4", "--no_progress"]
-    main(["forecast", "--out", str(tmp_path), "--samplers", "spaced,spaced_learned,spaced_even,fhs", *words])
+    main(["forecast", "--out", str(tmp_path), "--samplers", SPECS, *words])
     printed = capsys.readouterr().out
     assert "## Evaluations needed for an excess of at most" in printed
     assert "no forecast of spaced_even: " in printed
-    lines = [line.split("|")[1:-1] for line in printed.splitlines() if line.startswith("| spaced_learned |")]
+    assert "no forecast of spaced_learned: " in printed
+    lines = [
+        line.split("|")[1:-1]
+        for line in printed.splitlines()
+        if line.startswith("| spaced(counts=learned) |")
+    ]
     (one, four, sixteen), needed = [[float(cell.strip(" *")) for cell in line[1:]] for line in lines]
     assert one > four > sixteen == 0
     model, task = (found := tauflow.load(trained / "best.ckpt")).model, found.task
     task.setup("validate")
     data = torch.stack([task.val_data[number]["tokens"] for number in range(4)])
     first, second = (counts.excess(model, "spaced", half) for half in data.chunk(2))
-    plans = [counts.best_counts(other)[0][3] for other in (second, first)]
+    plans = [counts.Shortest(other).counts(4) for other in (second, first)]
     wanted = (counts.forecast(first, plans[0]) + counts.forecast(second, plans[1])) / 2
     assert four == pytest.approx(wanted, rel=0.01), "counts of one half are forecast on the other"
     assert needed == sorted(needed)

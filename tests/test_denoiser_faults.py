@@ -255,7 +255,7 @@ def test_only_the_rows_that_are_read_again_are_copied(monkeypatch):
         found.setdefault(" and ".join(sorted(set(copied))), set()).add(name)
     twice = {"tr_cie_exact", "theta_rk2", "theta_trapezoidal"}
     back = {"cie", "tr_cie", "tr_cie_paper", "ho_fhs", "fhs_pairs", "spaced_sharp"}
-    back |= {"bridge", "bridge_systematic", "klass"}
+    back |= {"bridge", "bridge_systematic", "renoise", "klass"}
     assert found == {"all": twice, "some": back, "": {name for name, _ in CASES} - twice - back}
 
 

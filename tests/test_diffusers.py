@@ -84,7 +84,7 @@ def test_without_a_generator_the_global_one_is_used(pipe, trained):
     torch.manual_seed(3)
     tokens = by_pipeline(pipe, 4, generator=None)
     condition = torch.stack([trained.task.condition(prompt) for prompt in PROMPTS])
-    wanted = tauflow.sample(trained.model, "bridge_systematic", 4, count=2, seed=3, condition=condition)
+    wanted = tauflow.sample(trained.model, "renoise", 4, count=2, seed=3, condition=condition)
     assert torch.equal(tokens, wanted.tokens)
 
 

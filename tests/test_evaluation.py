@@ -492,7 +492,7 @@ def test_two_variants_of_one_method_in_one_table():
 
 def test_auto_is_the_recommended_sampler():
     """The same in the library, in an evaluation, and for each process."""
-    for source, expected in ((Masked(VALUES), "spaced_even"), (Uniform(VALUES), "bridge_systematic")):
+    for source, expected in ((Masked(VALUES), "spaced_even"), (Uniform(VALUES), "renoise")):
         trained = exact(source)
         assert trained.model.process.recommended == expected
         assert names(tauflow.evaluate(trained, nfes=4, num_samples=2)) == {expected}
@@ -573,7 +573,7 @@ def test_a_prompt_of_another_number_of_rows_is_refused():
     [
         (
             {"samplers": "fhs"},
-            "fhs: .* need a masked source, this model has a uniform one; try bridge_systematic",
+            "fhs: .* need a masked source, this model has a uniform one; try renoise",
         ),
         ({"samplers": "eulr"}, "unknown sampler 'eulr'; known samplers: auto, euler.*did you mean euler?"),
         ({"samplers": ""}, "no samplers to evaluate; name some of euler"),

@@ -118,7 +118,7 @@ def test_a_source_of_ones_own_trains_resumes_and_samples(folder):
     )
     assert done.returncode == 0, done.stderr + done.stdout
     assert "sloping source" in done.stdout
-    assert "bridge_systematic" in done.stdout
+    assert "renoise" in done.stdout
 
 
 @pytest.mark.slow

@@ -129,7 +129,7 @@ def test_a_source_of_ones_own_states_its_law_alone():
     assert source == Ends(6)
     assert source != Uniform(6)
     process = Mixture(source, "linear")
-    assert (process.name, process.recommended, process.channels) == ("ends", "bridge_systematic", 5)
+    assert (process.name, process.recommended, process.channels) == ("ends", "renoise", 5)
     x = process.start((200, 100), torch.Generator().manual_seed(0))
     shares = torch.bincount(x.flatten(), minlength=6) / x.numel()
     assert ((shares - source.law).abs() < five_errors(source.law, x.numel())).all()
@@ -142,7 +142,7 @@ def test_a_mixture_has_the_facts_of_its_source():
     masked, uniform, marginal = mixtures(4, "quadratic")
     assert (masked.absorbing, uniform.absorbing, marginal.absorbing) == (True, False, False)
     assert (masked.loss_on, uniform.loss_on, marginal.loss_on) == ("corrupted", "all", "all")
-    assert (masked.recommended, uniform.recommended) == ("spaced_even", "bridge_systematic")
+    assert (masked.recommended, uniform.recommended) == ("spaced_even", "renoise")
     assert (masked.num_states, uniform.num_states, marginal.num_states) == (5, 4, 4)
     assert (masked.bound_cutoff, uniform.bound_cutoff) == (0.0, 1e-3)
     assert mixture("marginal", 4, "quadratic") == marginal

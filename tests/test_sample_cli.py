@@ -443,7 +443,7 @@ def test_removed_flags_get_the_sentence(call, args, expected):
 def test_a_sampler_that_cannot_sample_the_model(call):
     uniform = SHIPPED.with_name("countdown_uniform.ckpt")
     code, _ = call("--ckpt", uniform, "--sampler", "fhs")
-    assert "need a masked source, this model has a uniform one; try bridge_systematic" in code
+    assert "need a masked source, this model has a uniform one; try renoise" in code
     code, printed = call("--ckpt", uniform, "--sampler", "paper", "--nfe", "2", "--num_samples", "2")
     assert code == 0
     assert "ho_fhs is skipped: " in printed

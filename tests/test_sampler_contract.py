@@ -389,7 +389,7 @@ def test_a_model_is_needed():
 def test_sources_that_are_not_supported():
     for source in (Uniform(V), Marginal([0.1, 0.2, 0.3, 0.2, 0.2])):
         kind = type(source).__name__.lower()
-        message = f"need a masked source, this model has a {kind} one; try bridge_systematic or tr_cie"
+        message = f"need a masked source, this model has a {kind} one; try renoise or tr_cie"
         with pytest.raises(SamplingError, match=message):
             draw(network(source), source, (B, D), "fhs")
     for name in ("tweedie_d3pm", "bridge", "bridge_systematic"):

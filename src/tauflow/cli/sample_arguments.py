@@ -139,9 +139,9 @@ def _add_learning_arguments(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="learn influences for independent first, and keep them",
     )
-    counts = "learn counts for counts=learned along this order first (default spaced), and keep them"
-    orders = get_args(OrderName)
-    group.add_argument("--learn_counts", nargs="?", const="spaced", choices=orders, help=counts)
+    counts = "learn counts along this order, by default along all, first, and keep them: auto takes the best"
+    orders = ("all", *get_args(OrderName))
+    group.add_argument("--learn_counts", nargs="?", const="all", choices=orders, help=counts)
 
 
 def add_device_arguments(found: argparse.ArgumentParser) -> None:

@@ -42,14 +42,17 @@ def _with_order(trained: "Trained", path: Path) -> "Trained":
 
 
 def _with_counts(trained: "Trained", path: Path, order: str) -> "Trained":
-    """Learn counts along an order, and keep them, with those of other orders, beside the checkpoint."""
+    """Learn counts along an order, or along all, and keep them, with those of others, as a file."""
     from tauflow.theory import counts
 
-    print(f"learning how many coordinates to reveal along the order {order} ...", flush=True)
-    learned = counts.learn_counts(trained.model, cast(Any, order))
-    others = [each for each in trained.model.counts if each.order != learned.order]
-    model = dataclasses.replace(trained.model, counts=(*others, learned))
-    print(f"counts      {counts.save(path, model.counts)}", flush=True)
+    model = trained.model
+    for each in counts.orders_of(model) if order == "all" else [order]:
+        print(f"learning how many coordinates to reveal along the order {each} ...", flush=True)
+        learned = counts.learn_counts(model, cast(Any, each))
+        others = [other for other in model.counts if other.order != learned.order]
+        model = dataclasses.replace(model, counts=(*others, learned))
+        counts.save(path, model.counts)
+    print(f"counts      {counts.path_of(path)}", flush=True)
     return dataclasses.replace(trained, model=model)
 
 

@@ -255,11 +255,12 @@ def _grid(arguments: argparse.Namespace, trained: "Trained", device: "torch.devi
 
 
 def samplers(arguments: argparse.Namespace) -> list[str]:
-    """Return the samplers that were asked for; `auto` uses what is learned: counts, influence or order."""
-    if arguments.sampler != ["auto"]:
+    """Return the samplers that were asked for; without any, those that use what is learned.
+
+    With learned counts that is `auto`.
+    """
+    if arguments.sampler != ["auto"] or arguments.learn_counts:
         return arguments.sampler
-    if arguments.learn_counts:
-        return [f"fhs(order={arguments.learn_counts}, counts=learned)"]
     if arguments.learn_influence:
         return ["independent"]
     return ["learned_order"] if arguments.learn_order else arguments.sampler

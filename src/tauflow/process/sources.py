@@ -38,7 +38,7 @@ class Source(ABC):
     num_tokens: int  # V
 
     absorbing = False  # whether x_0 is a mask that a coordinate leaves once and for all
-    recommended = "bridge_systematic"  # the sampler `auto`; the evidence is in docs/choosing-a-sampler.md
+    recommended = "renoise"  # the sampler `auto`; the evidence is in docs/choosing-a-sampler.md
     loss_on = "all"  # the network cannot see which coordinates were redrawn, so its loss is taken on all
     bound_cutoff = 1e-3
     """1 - kappa where the bound stops following the path and pays for a draw of x_1 from the posterior.

@@ -36,11 +36,9 @@ from tauflow.devices import precise
 from tauflow.process import Process
 from tauflow.samplers.base import Problem, Sampler, State, StepInfo, Visit, option, require
 from tauflow.samplers.draws import CoinName, chunks, toss
+from tauflow.samplers.extrapolation import CAP, TINY
 from tauflow.samplers.grids import Grid, make_grid, refuse_too_long
 from tauflow.samplers.tweedie import mixture, needs_noise
-
-CAP = 10.0  # of the ratio of two rows
-TINY = 1e-30
 
 
 @dataclass(frozen=True)
@@ -76,10 +74,15 @@ class Bridge(Sampler[Grid, State]):
         if n == 0:
             return 0.0
         before, now, after = (-torch.expm1(-grid.tau[n - 1 : n + 2])).tolist()  # kappa
-        gain = self.gain
-        if gain is None:
-            gain = 1 / (1 + now) ** 2 if self.coins == "systematic" and n < grid.steps - 1 else 1.0
-        return gain * (after - now) / (2 * (now - before))
+        return self.gain_of(grid, n) * (after - now) / (2 * (now - before))
+
+    def gain_of(self, grid: Grid, n: int) -> float:
+        """Return g of step n."""
+        if self.gain is not None:
+            return self.gain
+        if self.coins == "independent" or n == grid.steps - 1:
+            return 1.0
+        return (1 + (-torch.expm1(-grid.tau[n])).item()) ** -2
 
     def rows(
         self, problem: Problem, state: State, visit: Visit, grid: Grid, n: int, index: Tensor | slice

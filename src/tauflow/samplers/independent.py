@@ -49,6 +49,10 @@ class Independent(Reveal):
             self.counts != "entropy",
             "counts=entropy says itself what comes first; independent sets need others, such as counts=power",
         )
+        require(
+            self.extrapolation != "learned",
+            "extrapolation=learned has weights of other sets than independent ones; use extrapolation=pairs",
+        )
 
     def refuses(self, model: Model) -> str:
         missing = (

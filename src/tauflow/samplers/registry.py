@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from tauflow.samplers.base import Sampler
+from tauflow.samplers.best import Best
 from tauflow.samplers.bridge import Bridge
 from tauflow.samplers.confident import Confident
 from tauflow.samplers.fudoki import Fudoki
@@ -17,6 +18,7 @@ from tauflow.samplers.hazard import Hazard
 from tauflow.samplers.independent import Independent
 from tauflow.samplers.leaping import Leaping
 from tauflow.samplers.remask import Remask
+from tauflow.samplers.renoise import Renoise
 from tauflow.samplers.reveal import Reveal
 from tauflow.samplers.theta import Theta
 from tauflow.samplers.tweedie import Tweedie, TweedieD3PM
@@ -58,11 +60,13 @@ SAMPLERS: dict[str, Callable[..., Sampler[Any, Any]]] = {
     "forward_backward": partial(Remask, rule="forward", eta=1.0),
     "psi": partial(Remask, rule="psi", eta=0.05, begin=0.5, end=0.9),
     "remask_spaced": partial(Remask, rule="forward", eta=1.0, coins="systematic"),
+    "renoise": partial(Renoise, coins="systematic"),
     "gibbs": Gibbs,
     "gibbs_margin": partial(Gibbs, choice="margin"),
     "shs": Hazard,
-    "spaced_learned": partial(Reveal, order="spaced", counts="learned"),
-    "random_learned": partial(Reveal, counts="learned"),
+    "spaced_learned": partial(Reveal, order="spaced", counts="learned", extrapolation="learned"),
+    "random_learned": partial(Reveal, counts="learned", extrapolation="learned"),
+    "best_learned": Best,
     "independent": partial(Independent, counts="power"),
 }
 
@@ -78,11 +82,11 @@ ALIASES: dict[str, str] = {
 
 LATER: dict[str, list[str]] = {
     "users": ["confidence", "margin", "entropy_order", "threshold", "entropy_bound", "klass"],
-    "learned": ["spaced_learned", "random_learned"],
+    "learned": ["spaced_learned", "random_learned", "best_learned"],
     "dependence": ["independent"],
     "correctors": [
         *("remdm_cap", "remdm_rescale", "remdm_loop", "forward_backward", "psi", "remask_spaced"),
-        *("gibbs", "gibbs_margin", "shs"),
+        *("renoise", "gibbs", "gibbs_margin", "shs"),
     ],
 }
 """Sets whose members are not in `all`."""

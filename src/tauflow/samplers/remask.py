@@ -131,14 +131,14 @@ class Remask(Sampler[Grid, RemaskState]):
         }
         within = self.begin <= n / plan.steps < self.end
         sigma = min(most, wanted[self.rule]) if within else 0.0
-        return sigma, min(1.0, (left - after + sigma * now) / left)
+        return sigma, made_up(left, after, sigma)
 
     def step(
         self, problem: Problem, state: RemaskState, plan: Grid, n: int, generator: torch.Generator
     ) -> tuple[RemaskState, StepInfo]:
         x, process, done = state.x, problem.process, state.done
         sigma, chance = self.chances(process, plan, done)
-        back = self.tossed_back(problem, x, sigma, generator)
+        back = tossed_back(problem, x, sigma, self.coins, generator)
         if not process.absorbing:
             chance /= 1 - sigma  # of those that are not taken back, which overrides
         chosen = toss(problem.movable(x), chance, self.coins, generator, problem.walk)
@@ -148,20 +148,28 @@ class Remask(Sampler[Grid, RemaskState]):
         x_next = taken_back(problem, result.view_as(x), back, generator)
         done += 1
         while done < plan.steps and not problem.movable(x_next).any():  # nothing to evaluate for
-            back = self.tossed_back(problem, x_next, self.chances(process, plan, done)[0], generator)
+            sigma = self.chances(process, plan, done)[0]
+            back = tossed_back(problem, x_next, sigma, self.coins, generator)
             x_next = taken_back(problem, x_next, back, generator)
             done += 1
         moved = (x_next != x).sum().item() / max(1, int(free(problem, x).sum()))
         info = StepInfo(n, plan.t[state.done].item(), plan.t[done].item(), moved)
         return RemaskState(x_next, visit, done=done), info
 
-    def tossed_back(self, problem: Problem, x: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
-        """Return which coordinates (B, D) are taken back, of those that carry a token."""
-        holders = free(problem, x) & ~problem.process.masks(x)
-        places = toss(holders, sigma, self.coins, generator, problem.walk)
-        back = torch.zeros_like(holders).flatten()
-        back[places] = True
-        return back.view_as(x)
+
+def made_up(left: float, after: float, sigma: float) -> float:
+    """Return r, with which tokens are drawn where sigma are taken back; 1 - kappa falls to `after`."""
+    return min(1.0, (left - after + sigma * (1 - left)) / left)
+
+
+def tossed_back(
+    problem: Problem, x: Tensor, sigma: float, coins: CoinName, generator: torch.Generator
+) -> Tensor:
+    """Return which coordinates (B, D) are taken back, of those that carry a token."""
+    holders = free(problem, x) & ~problem.process.masks(x)
+    back = torch.zeros_like(holders).flatten()
+    back[toss(holders, sigma, coins, generator, problem.walk)] = True
+    return back.view_as(x)
 
 
 def free(problem: Problem, x: Tensor) -> Tensor:

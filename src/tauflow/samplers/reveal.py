@@ -27,6 +27,8 @@ of the order from its rows.
               hitting   p_n + (t - t_n) / (t_n - t_{n-1}) (p_n - p_{n-1}), t the hitting time of the token and
                         t_n that of the first one of the step, which is not extrapolated: the evaluation
                         belongs to it (HO-FHS of Zheng et al. 2025)
+              learned   p_n min(p_n / p_{n-1}, 10)^w_n, which needs no clamp, w_n learned with the counts:
+                        by how much the dependence that is lost is made up for (theory/counts.py)
 
 Without drawn hitting times t is their mean, kappa = k / (F + 1) after k reveals. Order and counts, except
 `entropy`, never look at tokens or rows. With k_n = 1 throughout (N = F) each token is drawn from its
@@ -37,7 +39,6 @@ too, since what is revealed next then follows from what is revealed already.
 import dataclasses
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -46,11 +47,11 @@ from tauflow.denoise import Model
 from tauflow.process import Process
 from tauflow.samplers.base import Problem, Sampler, State, StepInfo, Visit, option, require
 from tauflow.samplers.draws import chunks, places_of, uniforms
-from tauflow.samplers.reveal_counts import CountName, learned_for, no_counts, rounded, share_of
+from tauflow.samplers.extrapolation import ExtrapolationName, extrapolated
+from tauflow.samplers.reveal_counts import CountName, learned_for, no_counts, no_weights, rounded, share_of
 from tauflow.samplers.reveal_order import CPU, OrderName, drawn_keys, drawn_times, entropies, needs_masks
 from tauflow.samplers.spacing import is_grid
 
-ExtrapolationName = Literal["pairs", "hitting"]
 SURE = 0.1  # share of an entropy budget for the surest coordinates
 
 
@@ -110,7 +111,12 @@ class Reveal(Sampler[RevealPlan, RevealState]):
         )
         require(
             not self.weight or self.extrapolation == "pairs",
-            "weight belongs to extrapolation=pairs; hitting times have weights of their own: drop weight",
+            f"weight belongs to extrapolation=pairs, {self.extrapolation} has weights of its own; drop it",
+        )
+        require(
+            self.extrapolation != "learned" or self.counts == "learned",
+            f"extrapolation=learned has weights for learned counts, these are {self.counts}; add "
+            "counts=learned, or use extrapolation=pairs",
         )
 
     @property
@@ -124,10 +130,12 @@ class Reveal(Sampler[RevealPlan, RevealState]):
     @property
     def extrapolates(self) -> bool:
         """Return whether the rows of the evaluation before are read."""
-        return self.extrapolation == "hitting" or self.weight > 0
+        return self.extrapolation != "pairs" or self.weight > 0
 
     def refuses(self, model: Model) -> str:
         missing = no_counts(self.order, model) if self.counts == "learned" else ""
+        if self.extrapolation == "learned" and not missing:
+            missing = no_weights(self.order, model)
         return needs_masks(model, self.order) or missing
 
     def plan(self, process: Process, free: int, nfe: int) -> RevealPlan:
@@ -158,13 +166,16 @@ class Reveal(Sampler[RevealPlan, RevealState]):
         visit, before, turn, count = self.look(problem, state, t, n, plan.steps)
         places = revealing(turn, count)
         result = x.clone().flatten()
+        learned = self.learned_weight(problem, n, plan.steps)
         clamped = channels = 0
         for index in chunks(places, problem.process.num_tokens):
-            weight = self.weights(state, t, turn, count, index)  # (R,)
+            weight = self.weights(state, t, turn, count, index, learned)  # (R,)
             index = index.to(x.device)
             rows = visit.evaluation.rows(index)
             if weight is not None and before is not None:
-                rows = rows + weight.to(rows)[:, None] * (rows - before.evaluation.rows(index))
+                rows = extrapolated(
+                    rows, before.evaluation.rows(index), weight.to(rows)[:, None], self.extrapolation
+                )
                 clamped += int((rows < 0).sum())
                 channels += rows.numel()
                 rows = rows.clamp(min=0)
@@ -241,13 +252,28 @@ class Reveal(Sampler[RevealPlan, RevealState]):
         count = within.clamp(min=1) if n < steps - 1 else left
         return turn, torch.minimum(torch.minimum(count, most), left)
 
+    def learned_weight(self, problem: Problem, n: int, steps: int) -> float:
+        """Return the learned weight of step n; 0 for another extrapolation."""
+        if self.extrapolation != "learned":
+            return 0.0
+        return learned_for(self.order, problem.counts, problem.shape).weight(n, steps)
+
     def weights(
-        self, state: RevealState, t: Tensor, turn: Tensor, count: Tensor, index: Tensor
+        self,
+        state: RevealState,
+        t: Tensor,
+        turn: Tensor,
+        count: Tensor,
+        index: Tensor,
+        learned: float = 0.0,
     ) -> Tensor | None:
         """Return the extrapolation weights (R,) of the coordinates index (R,), or None if there are none."""
         if state.t_before is None or not self.extrapolates:
             return None
         sequence = index // turn.shape[1]
+        if self.extrapolation == "learned":  # one token after another loses nothing
+            several = (count > 1) | (state.count_before > 1)
+            return (learned * several).double()[sequence]
         if self.extrapolation == "hitting":
             own_time = state.times[sequence, state.done[sequence] + turn.flatten()[index] + 1]
             gap = (t - state.t_before)[sequence]  # 0 for a sequence that revealed nothing in the step before

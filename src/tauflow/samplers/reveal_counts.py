@@ -64,3 +64,14 @@ def no_counts(order: OrderName, model: Model) -> str:
     except SamplingError as error:
         return str(error)
     return ""
+
+
+def no_weights(order: OrderName, model: Model) -> str:
+    """Return why an order has no learned weights of extrapolation, or nothing if it has."""
+    along = order_of_counts(order, model.shape)
+    if along == order:
+        return ""
+    return (
+        f"the order {order} takes the counts of the order {along}, whose weights are not its own; use "
+        "extrapolation=pairs"
+    )

@@ -183,9 +183,12 @@ def _built(name: str) -> Sampler:
 def recommended(model: Model) -> Sampler:
     """Return the sampler `auto` of a model: what its process recommends, if that can sample it.
 
-    Where all sides of a grid are powers of two the order of `spaced` is a perfect lattice, and measures
-    better than `spaced_even` (docs/choosing-a-sampler.md).
+    A model with learned counts is sampled with them. Where all sides of a grid are powers of two the order of
+    `spaced` is a perfect lattice, and measures better than `spaced_even` (docs/choosing-a-sampler.md).
     """
+    learned = SAMPLERS["best_learned"]()
+    if model.counts and not learned.refuses(model):
+        return learned
     first = sampler_from(model.process.recommended)
     if first == SAMPLERS["spaced_even"]() and is_lattice(model.grid):
         return SAMPLERS["spaced"]()

@@ -21,11 +21,11 @@ from tauflow.samplers.reveal_order import OrderName
 from tauflow.samplers.spec import spec_name
 from tauflow.studies.base import Study, records
 from tauflow.tasks.items import items_of
-from tauflow.theory.counts import best_counts, budgets, excess, forecast
+from tauflow.theory.counts import Shortest, budgets, excess, forecast
 from tauflow.train import Trained
 
 TARGETS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)  # nats of a sequence
-NONE = "no forecast of {}: it needs an order that is fixed before the counts, and counts without entropies"
+NONE = "no forecast of {}: it needs an order that is fixed before the counts, no entropies, no extrapolation"
 
 
 class Forecast(Study):
@@ -38,8 +38,9 @@ class Forecast(Study):
     seeds = (0,)
     nfes = (1, 2, 4, 8, 16, 32, 64, 128)
     samplers = (
-        *("fhs", "fhs(counts=power)", "random_learned", "spaced(counts=equal)", "spaced"),
-        *("spaced(counts=doubling)", "spaced_learned", "learned_order", "learned_order(counts=learned)"),
+        *("fhs", "fhs(counts=power)", "fhs(counts=learned)", "spaced(counts=equal)", "spaced"),
+        *("spaced(counts=doubling)", "spaced(counts=learned)"),
+        *("learned_order", "learned_order(counts=learned)"),
     )
     view = View(row=("sampler",), panel=("source",))
     stated: ClassVar[dict[str, Scale]] = {"excess_nats": Scale()}
@@ -118,8 +119,11 @@ class Forecast(Study):
     def learned(self, sampler: Reveal, costs: Tensor) -> Model:
         """Return the model with the best counts for these costs."""
         model = self.trained.model
-        counts = LearnedCounts(order_of_counts(sampler.order, model.shape), *best_counts(costs))
-        return dataclasses.replace(model, counts=(counts,))
+        best = Shortest(costs)
+        counts = tuple(best.counts(budget) for budget in budgets(len(costs)))
+        order = order_of_counts(sampler.order, model.shape)
+        learned = LearnedCounts(order, counts, tuple(max(0.0, each) for each in best.sums))
+        return dataclasses.replace(model, counts=(learned,))
 
     @classmethod
     def findings(cls, results: Results) -> dict[str, str]:

@@ -96,9 +96,6 @@ class Frontier(OnLawsAndModels):
     def paths(self) -> list[str | Path]:
         return list(self.settings.checkpoints)
 
-    def exact_laws(self) -> Any:
-        return [] if self.settings.checkpoints else super().exact_laws()
-
     def cells(self) -> list[Factors]:
         found: list[Factors] = []
         for cell in super().cells():

@@ -22,7 +22,7 @@ from tauflow.train import Trained
 class Overview(OnLawsAndModels):
     """All families at once: the paper's samplers, spaced and learned reveals, bridges, what users run, and
     correctors; quality, entropy and repetition, on trained models and on two laws of long range with an exact
-    denoiser."""
+    denoiser, or on the models of --ckpt."""
 
     nfes = (4, 8, 16, 32, 64)
     samples = 256

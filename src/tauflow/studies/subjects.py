@@ -84,7 +84,8 @@ def with_learned(trained: Trained, specs: Iterable[str], contexts: int) -> Train
 
 
 class OnLawsAndModels(OnModels):
-    """Abstract: samplers on laws with an exact denoiser and on trained models, each where it can be used."""
+    """Abstract: samplers where they can be used, on laws with an exact denoiser and on trained models; on the
+    models of --ckpt alone if there are any."""
 
     view = View(row=("sampler",), panel=("data", "source"))
     smoke: ClassVar[dict[str, Any]] = OnModels.smoke | {"samplers": ("euler",), "nfes": (3,)}
@@ -103,7 +104,7 @@ class OnLawsAndModels(OnModels):
                     "of each kind"
                 )
             found.append((name, dataclasses.replace(trained, task=Diverse(task))))
-        return found + self.exact_laws()
+        return found if self.settings.checkpoints else found + self.exact_laws()
 
     def exact_laws(self) -> list[tuple[Factors, Trained]]:
         """Return the laws of the study from masks and from noise."""

@@ -15,10 +15,23 @@ Zanella 2025). The matrix takes D evaluations of these sequences.
 
 Orders that are random, or shifted at random, are drawn for each sequence as a sampler draws them; the
 forecast is a mean over them, and bounds the divergence of the law that is mixed over orders from above.
+Counts that were chosen on some sequences look better on these than on others, so each half of the data
+chooses counts whose forecast is made on the other half; the counts that are kept are those of all.
+
+The same matrix says how much extrapolation makes up for what was lost. With c_n tokens known at step n,
+
+    L_n = sum of E[c_n, j] over the tokens j of step n: lost, since they are drawn as if independent
+    C_n = sum of E[c_{n-1}, j] - E[c_n, j] over the same tokens: what those of step n - 1 say of them
+
+and a row with the weight w, p_n (p_n / p_{n-1})^w, is as if step n - 1 said 1 + w times as much: w C_n nats
+of dependence, where it is weak. So step n pays for what it loses and for what is still owed: w_n = debt /
+C_n, at most 1. Where nothing is lost nothing is extrapolated. (`pairs` of samplers/reveal.py is the case of
+equal dependence of all pairs: L_n = k_n (k_n - 1) / 2 and C_n = k_{n-1} k_n.)
 
 Shapes: B sequences, D coordinates, V data tokens, N evaluations.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -37,6 +50,7 @@ from tauflow.samplers.base import Problem, require
 from tauflow.samplers.draws import chunks
 from tauflow.samplers.reveal_counts import order_of_counts
 from tauflow.samplers.reveal_order import OrderName, drawn_keys, drawn_times, needs_masks
+from tauflow.samplers.spacing import is_grid
 from tauflow.theory import beside
 from tauflow.theory.orders import checked_data
 
@@ -45,6 +59,7 @@ STEP = 2**0.25  # ratio of the larger budgets that have
 DIGITS = 6  # of a forecast
 ENTRIES = 2**26  # of rows that are kept at once: 256 megabytes
 TINY = 1e-30  # a probability that counts as none
+LEAST = 1e-6  # nats that count as some
 
 
 def learn_counts(
@@ -71,8 +86,13 @@ def learn_counts(
     generator = seeded(seed)
     if data is None:
         data = sample(model, "fhs", nfe or model.length, count=contexts, seed=generator).tokens
-    counts, forecasts = best_counts(excess(model, order, data, generator))
-    return LearnedCounts(order_of_counts(order, model.shape), counts, forecasts)
+    data = checked_data(data, model.length, model.process.num_tokens)
+    require(
+        len(data) > 1,
+        "counts are learned from at least 2 sequences: one half of them chooses, the other forecasts",
+    )
+    halves = [excess(model, order, half, generator) for half in data.chunk(2)]
+    return learned_from(order_of_counts(order, model.shape), halves)
 
 
 def refuse_order(model: Model, order: Any) -> None:
@@ -81,6 +101,13 @@ def refuse_order(model: Model, order: Any) -> None:
     require(order in names, f"order must be one of {', '.join(names)}, got {order!r}")
     if reason := needs_masks(model, order):
         raise SamplingError(reason)
+
+
+def orders_of(model: Model) -> list[OrderName]:
+    """Return the orders of a model that can have counts of their own."""
+    found: list[OrderName] = ["spaced", "random"]
+    found += ["even"] if is_grid(model.shape) else []
+    return found + (["learned"] if model.order is not None else [])
 
 
 @torch.no_grad()
@@ -126,10 +153,41 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
     return (p * logs).sum(-1).clamp(min=0)
 
 
+def learned_from(order: OrderName, halves: Sequence[Tensor]) -> LearnedCounts:
+    """Return the best counts for the mean of two matrices E (D, D), each forecast by that of the other."""
+    mean = (halves[0] + halves[1]) / 2
+    both, (first, second) = Shortest(mean), (Shortest(half) for half in halves)
+    excess = [
+        (forecast(halves[1], first.counts(budget)) + forecast(halves[0], second.counts(budget))) / 2
+        for budget in range(1, len(mean) + 1)
+    ]
+    counts = [both.counts(budget) for budget in budgets(len(mean))]
+    return LearnedCounts(
+        order,
+        tuple(counts),
+        tuple(round(each, DIGITS) for each in excess),
+        tuple(weights_of(mean, each) for each in counts),
+    )
+
+
 def forecast(costs: Tensor, counts: Sequence[int]) -> float:
     """Return the excess KL in nats of a sequence that is revealed by counts (N,)."""
     ends = list(accumulate(counts, initial=0))
     return sum(costs[known, known:end].sum().item() for known, end in pairwise(ends))
+
+
+def weights_of(costs: Tensor, counts: Sequence[int]) -> tuple[float, ...]:
+    """Return the weights (N,) of the extrapolation that pays for what counts (N,) lose, by E (D, D)."""
+    ends = list(accumulate(counts, initial=0))
+    debt, before, found = 0.0, 0, []
+    for known, end in pairwise(ends):
+        debt += costs[known, known:end].sum().item()
+        says = (costs[before, known:end] - costs[known, known:end]).sum().item()
+        weight = round(min(1.0, debt / says), DIGITS) if debt > LEAST and says > LEAST else 0.0
+        debt -= weight * says
+        found.append(weight)
+        before = known
+    return tuple(found)
 
 
 def budgets(length: int) -> list[int]:
@@ -140,28 +198,29 @@ def budgets(length: int) -> list[int]:
     return found
 
 
-def best_counts(costs: Tensor) -> tuple[tuple[tuple[int, ...], ...], tuple[float, ...]]:
-    """Return the counts of `budgets` with the least sum of costs (D, D), and the sums for N = 1 .. D."""
-    length = len(costs)
-    steps = torch.full(
-        (length + 1, length + 1), torch.inf, dtype=torch.float64
-    )  # [c, e]: from c to e at once
-    steps[:length, 1:] = costs.cumsum(1)
-    steps.masked_fill_(torch.ones_like(steps, dtype=torch.bool).tril(), torch.inf)
-    best = steps[0].clone()  # to each e in n steps
-    came, sums = [torch.zeros(length + 1, dtype=torch.long)], [best[-1].item()]
-    for _ in range(length - 1):
-        best, before = (best[:, None] + steps).min(0)
-        came.append(before)
-        sums.append(best[-1].item())
-    found = []
-    for budget in budgets(length):
-        ends = [length]
+class Shortest:
+    """The counts with the least sum of costs (D, D), for all budgets at once; `sums` holds the least sums."""
+
+    def __init__(self, costs: Tensor):
+        self.length = len(costs)
+        size = (self.length + 1, self.length + 1)
+        steps = torch.full(size, torch.inf, dtype=torch.float64)  # [c, e]: from c to e at once
+        steps[: self.length, 1:] = costs.cumsum(1)
+        steps.masked_fill_(torch.ones_like(steps, dtype=torch.bool).tril(), torch.inf)
+        best = steps[0].clone()  # to each e in n steps
+        self._came, self.sums = [torch.zeros(self.length + 1, dtype=torch.long)], [best[-1].item()]
+        for _ in range(self.length - 1):
+            best, before = (best[:, None] + steps).min(0)
+            self._came.append(before)
+            self.sums.append(best[-1].item())
+
+    def counts(self, budget: int) -> tuple[int, ...]:
+        """Return the counts of a budget, from 1 to D."""
+        ends = [self.length]
         for n in reversed(range(budget)):
-            ends.append(int(came[n][ends[-1]]))
+            ends.append(int(self._came[n][ends[-1]]))
         ends.reverse()
-        found.append(tuple(b - a for a, b in pairwise(ends)))
-    return tuple(found), tuple(round(each, DIGITS) for each in sums)
+        return tuple(b - a for a, b in pairwise(ends))
 
 
 def path_of(checkpoint: str | Path) -> Path:
@@ -171,7 +230,7 @@ def path_of(checkpoint: str | Path) -> Path:
 
 def save(checkpoint: str | Path, counts: tuple[LearnedCounts, ...]) -> Path:
     """Write the counts of a checkpoint beside it, from where `tauflow.load` takes them."""
-    content = [{"order": each.order, "counts": each.counts, "excess": each.excess} for each in counts]
+    content = [dataclasses.asdict(each) for each in counts]
     return beside.save(path_of(checkpoint), checkpoint, {"learned": content})
 
 
@@ -179,12 +238,14 @@ def read(checkpoint: str | Path, length: int) -> tuple[LearnedCounts, ...]:
     """Return the counts of a checkpoint, one for each order that has some; warn of a file without use."""
 
     def parse(saved: Any) -> tuple[LearnedCounts, ...]:
-        found = [
-            LearnedCounts(each["order"], tuple(map(tuple, each["counts"])), tuple(each["excess"]))
-            for each in saved["learned"]
-        ]
+        found = []
+        for each in saved["learned"]:
+            counts, weights = (tuple(map(tuple, each[name])) for name in ("counts", "weights"))
+            found.append(LearnedCounts(each["order"], counts, tuple(each["excess"]), weights))
+        if unknown := {each.order for each in found} - set(get_args(OrderName)):
+            raise ValueError(f"unknown orders {unknown}")
         return checked_counts(found, length)
 
-    largest = len(get_args(OrderName)) * (10_000 + 100 * length)
+    largest = len(get_args(OrderName)) * (20_000 + 200 * length)
     what = f"counts for {length} coordinates"
     return beside.read(path_of(checkpoint), checkpoint, what, largest, parse) or ()

@@ -15,6 +15,7 @@ from tauflow.samplers.bridge import Bridge
 from tauflow.samplers.grids import Grid, GridName, make_grid
 from tauflow.samplers.leap import Rule, Term, intensities
 from tauflow.samplers.leaping import GridSampler, Leaping
+from tauflow.samplers.renoise import Renoise
 from tauflow.samplers.theta import Theta
 from tauflow.theory.laws import EnumerableLaw
 
@@ -61,12 +62,17 @@ class Propagator:
         return self.product(rows)
 
     def bridge(self, sampler: Bridge, state: State, grid: Grid, n: int) -> Tensor:
-        """Return the kernel (N, M) of a bridge with independent coins."""
+        """Return the kernel (N, M) of a bridge, or of one that takes tokens back, with independent coins."""
         if sampler.coins != "independent":
             raise TypeError("there is no propagator for systematic coins: coordinates depend on each other")
         visit = self.problem.visit(state.x, grid.t[n])
         rows = sampler.rows(self.problem, state, visit, grid, n, slice(None))
-        return self.frozen(rows, state.x, grid, n)
+        if not isinstance(sampler, Renoise):
+            return self.frozen(rows, state.x, grid, n)
+        sigma, chance = sampler.chances(grid, n)
+        stay = torch.nn.functional.one_hot(state.x, self.process.num_states).double()
+        drawn = self._padded(rows).view(*state.x.shape, -1)
+        return self.product(sigma * self.process.start_law() + chance * drawn + (1 - sigma - chance) * stay)
 
     def frozen(self, rows: Tensor, x: Tensor, grid: Grid, n: int) -> Tensor:
         """Return the kernel (N, M) of step n from x (N, D) with frozen rows (N * D, V)."""
