@@ -86,7 +86,7 @@ class Frontier(OnLawsAndModels):
     nfes = (8, 32)
     samples = 256
     samplers = (
-        *("euler", "tr_cie", "spaced_even", "spaced_learned", "independent", "bridge_systematic"),
+        *("euler", "tr_cie", "spaced_even", "spaced_learned", "independent", "bridge_systematic", "renoise"),
         *("confidence", "margin", "remask_spaced", "gibbs"),
     )
     view = View(x="temperature", row=("sampler", "nfe"), panel=("data", "source"), x_name="temperature")
