@@ -1,6 +1,6 @@
 """How lines look: a sampler has one colour and marker in all figures, and no two lines of one are alike.
 
-A new sampler gets an entry of its own at the end of STYLES, so nothing is recoloured. A variant such as
+A new sampler gets an entry of its own in STYLES, so nothing is recoloured. A variant such as
 tr_cie(grid=tau) has the colour of its sampler, with a dashed line and a marker of its own.
 """
 
@@ -43,11 +43,13 @@ STYLES: dict[str, tuple[str, str]] = {
     "forward_backward": ("#0f9d8a", "v"),
     "psi": ("#45818e", "D"),
     "remask_spaced": ("#00b050", "*"),
+    "renoise": ("#e6007e", "*"),
     "gibbs": ("#674ea7", "P"),
     "gibbs_margin": ("#b4a7d6", "X"),
     "shs": ("#8e7cc3", "d"),
     "spaced_learned": ("#cc0011", "*"),
     "random_learned": ("#ff7766", "<"),
+    "best_learned": ("#cc3300", "P"),
     "independent": ("#0000cc", "*"),
 }
 """Colour and marker of each sampler."""

@@ -28,7 +28,7 @@ IMAGES = 1106  # of a cell: two of each prompt
 CHOICE_PROMPTS = 1  # prompt_seed of the prompts that guidance is chosen by
 TRIED = ("tr_cie", "tr_cie(grid=tau, cutoff=none)", "tr_cie_paper")
 RIVALS = ("fudoki", "euler", "tweedie", "theta_rk2", "theta_trapezoidal")
-OURS = ("spaced", "spaced_even", "bridge_systematic", "tr_cie(grid=tau)")  # what auto is
+OURS = ("spaced", "spaced_even", "best_learned", "bridge_systematic", "renoise", "tr_cie(grid=tau)")  # auto
 IN_PICTURES = ("fudoki", "euler", "tweedie", "theta_trapezoidal", "tr_cie", *OURS)
 BUDGETS = (4, 8, 16, 32)
 PAPER = {
