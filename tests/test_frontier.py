@@ -245,7 +245,10 @@ def test_samplers_get_what_they_ask_for():
     learned = with_learned(trained, ["every"], 2).model
     assert not sampler_from("learned_order").refuses(learned)
     assert not sampler_from("independent").refuses(learned)
-    assert {each.order for each in learned.counts} == {"spaced", "random"}
+    assert {each.order for each in learned.counts} == {"spaced", "random", "learned"}
+    auto = with_learned(trained, ["euler", "auto"], 2).model
+    assert {each.order for each in auto.counts} == {"spaced", "random", "learned"}, "to choose from"
+    assert {each.order for each in with_learned(trained, ["spaced_learned"], 2).model.counts} == {"spaced"}
 
 
 def test_entropy_and_repetition_stand_beside_the_metrics_of_a_task():

@@ -20,6 +20,7 @@ from tauflow.evaluation.store import REAL, Factors, Results, Scale
 from tauflow.evaluation.styles import styles
 from tauflow.evaluation.views import Frame, View
 from tauflow.samplers import SETS, Sampler, sampler_from, split_specs
+from tauflow.samplers.best import Best
 from tauflow.samplers.independent import Independent
 from tauflow.samplers.reveal import Reveal
 from tauflow.samplers.reveal_counts import order_of_counts
@@ -28,7 +29,7 @@ from tauflow.studies.models import OnModels, Subject
 from tauflow.studies.transitions import TransitionEntropy
 from tauflow.tasks import Task
 from tauflow.tasks.text.metrics import Distinct, Entropy
-from tauflow.theory.counts import learn_counts
+from tauflow.theory.counts import learn_counts, orders_of
 from tauflow.theory.influence import learn_influence
 from tauflow.theory.orders import learn_order
 from tauflow.train import Trained
@@ -68,16 +69,21 @@ def members_of(specs: Iterable[str]) -> list[str]:
 
 
 def with_learned(trained: Trained, specs: Iterable[str], contexts: int) -> Trained:
-    """Return a model of masks with what samplers of these specs ask for: an order, influence, counts."""
-    model = trained.model
-    samplers = [sampler_from(name, model) for name in members_of(specs)]
+    """Return a model of masks with what samplers of these specs ask for: an order, influence, counts.
+
+    `auto` and `best_learned` choose among all orders, and ask for counts along each of them.
+    """
+    model, names = trained.model, members_of(specs)
+    samplers = [sampler_from(name, model) for name in names]
     reveals = [each for each in samplers if isinstance(each, Reveal)]
-    if model.order is None and any(each.order == "learned" for each in reveals):
+    every = "auto" in names or any(isinstance(each, Best) for each in samplers)
+    if model.order is None and (every or any(each.order == "learned" for each in reveals)):
         model = dataclasses.replace(model, order=learn_order(model, contexts=contexts))
     if model.influence is None and any(isinstance(each, Independent) for each in reveals):
         model = dataclasses.replace(model, influence=learn_influence(model, contexts=contexts))
     counts = {each.order: each for each in model.counts}
-    for order in {each.order: None for each in reveals if each.counts == "learned"}:
+    orders = [each.order for each in reveals if each.counts == "learned"]
+    for order in dict.fromkeys(orders + (orders_of(model) if every else [])):
         along = order_of_counts(order, model.shape)
         counts[along] = counts.get(along) or learn_counts(model, order, contexts=contexts)
     return dataclasses.replace(trained, model=dataclasses.replace(model, counts=tuple(counts.values())))
