@@ -173,7 +173,7 @@ def test_renoise_extrapolates_by_the_share_that_moves():
 @pytest.mark.parametrize("kind", ["uniform", "marginal"])
 def test_renoise_keeps_the_law(kind):
     """Exact at D = 1 with any number of steps. Else twice the evaluations halve the error, without Monte
-    Carlo; and systematic coins, which keep coordinates apart, are better at as many."""
+    Carlo; samples with systematic coins are no farther from the law."""
     one = EnumerableLaw.random(3, 1, spread=1.0)
     for nfe in (2, 5):
         assert reached(kind, "renoise", nfe, one) < floor(one)

@@ -16,6 +16,7 @@ import tauflow
 from tauflow import Model
 from tauflow.denoise import LearnedCounts
 from tauflow.errors import SamplingError
+from tauflow.samplers.extrapolation import extrapolated
 from tauflow.samplers.reveal import Reveal
 from tauflow.studies.__main__ import main
 from tauflow.theory import counts, orders
@@ -132,6 +133,35 @@ def test_extrapolation_by_learned_weights_makes_up_for_what_is_lost():
     assert better < allowed(64, count) < plain
     assert better < plain / 2
     assert reached("random_learned", 6) < allowed(64, count), "exact at one token an evaluation"
+
+
+def test_one_token_an_evaluation_is_not_extrapolated_with_a_prompt_either():
+    """Three of six tokens are free: three evaluations have the likelihood of any order, by any counts."""
+    law = weak_law()
+    learned = tauflow.learn_counts(law.model(mixture("masked", 2)), "random", contexts=16)
+    assert max(map(max, learned.weights[:4])) > 0
+    model = dataclasses.replace(law.model(mixture("masked", 2)), counts=learned)
+    data, known = law.sequences, torch.arange(6) < 3
+    exact, found = (tauflow.nll(model, spec, 3, data, known=known) for spec in ("fhs", "random_learned"))
+    torch.testing.assert_close(found, exact)
+    fewer = [
+        tauflow.nll(model, spec, 2, data, known=known) for spec in ("fhs(counts=learned)", "random_learned")
+    ]
+    assert not torch.allclose(*fewer), "two tokens at once are"
+
+
+def test_a_fixed_order_has_no_weights():
+    """Along one order no rows have a lower divergence than the network's own; others have lost something."""
+    costs = torch.arange(6.0)[None].double().expand(6, -1).triu(1)
+    assert set(itertools.chain(*counts.learned_from("learned", [costs, costs]).weights)) == {0.0}
+    assert max(map(max, counts.learned_from("spaced", [costs, costs]).weights)) > 0
+
+
+def test_a_token_that_was_cut_before_is_not_extrapolated():
+    """top-p may cut a token of one row and not of the next: its ratio is 1, not the largest one."""
+    rows, before = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.6, 0.4, 0.0]])
+    found = extrapolated(rows, before, torch.ones(1, 1), "learned")
+    torch.testing.assert_close(found, torch.tensor([[0.5 * 5 / 6, 0.3 * 3 / 4, 0.2]]))
 
 
 # The forecast
@@ -337,8 +367,17 @@ def two_orders() -> Model:
     falling = [float(16 - n) for n in range(1, 17)]
     late = tuple(nats + (number < 2) for number, nats in enumerate(falling))
     early = tuple(nats + (number >= 2) for number, nats in enumerate(falling))
-    learned = (LearnedCounts("random", plans, late), LearnedCounts("spaced", plans, early))
-    return Model(flat, mixture("masked", 3), (16,), counts=learned)
+    weights = ((0.0,), (0.0, 0.5), (0.0, 0.5, 0.5))
+    learned = tuple(
+        LearnedCounts(order, plans, excess, weights)
+        for order, excess in (("random", late), ("spaced", early))
+    )
+
+    def network(x, t):  # the more zeros are known, the likelier is one
+        zeros = (x == 0).sum(1).double()[:, None, None] * torch.tensor([0.5, 0.0, 0.0])
+        return zeros.expand(-1, 16, -1).float()
+
+    return Model(network, mixture("masked", 3), (16,), counts=learned)
 
 
 @pytest.mark.parametrize(("nfe", "same"), [(2, "spaced_learned"), (3, "random_learned")])
@@ -349,6 +388,8 @@ def test_the_order_that_is_forecast_to_lose_least_is_taken(nfe, same):
     assert best.nfe == nfe
     likelihoods = [tauflow.nll(model, spec, nfe, best.tokens) for spec in ("best_learned", same)]
     assert torch.equal(*likelihoods)
+    plain = f"fhs(order={same.partition('_')[0]}, counts=learned)"
+    assert not torch.allclose(likelihoods[0], tauflow.nll(model, plain, nfe, best.tokens)), "extrapolates"
     prompt = (torch.zeros(16).long(), torch.arange(16) < 13)
     known = tauflow.sample(model, "best_learned", 3, count=4, prompt=prompt)
     assert (known.tokens[:, :13] == 0).all()
@@ -363,7 +404,12 @@ def test_auto_takes_learned_counts_where_there_are_some():
     assert taken(dataclasses.replace(two_orders(), counts=())) == "spaced_even"
     only = dataclasses.replace(two_orders(), counts=dataclasses.replace(LEARNED, order="learned"))
     assert taken(only) == "spaced_even", "an order that the model does not have"
-    with pytest.raises(SamplingError, match="there are no learned counts: make them with"):
+    for order in ("even", "sorted"):  # of grids, and of nothing
+        other = dataclasses.replace(LEARNED, order=order)
+        assert taken(dataclasses.replace(two_orders(), counts=other)) == "spaced_even"
+    with pytest.raises(
+        SamplingError, match="there are no learned counts for an order of this model: make them"
+    ):
         tauflow.sample(only, "best_learned", 2)
 
 

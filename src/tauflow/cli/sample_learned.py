@@ -47,6 +47,7 @@ def _with_counts(trained: "Trained", path: Path, order: str) -> "Trained":
 
     model = trained.model
     for each in counts.orders_of(model) if order == "all" else [order]:
+        counts.refuse_order(model, each)
         print(f"learning how many coordinates to reveal along the order {each} ...", flush=True)
         learned = counts.learn_counts(model, cast(Any, each))
         others = [other for other in model.counts if other.order != learned.order]

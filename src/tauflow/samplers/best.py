@@ -5,6 +5,7 @@ depends on the budget: an order that is best with eight evaluations may not be w
 """
 
 from dataclasses import dataclass
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from tauflow.denoise import LearnedCounts, Model
 from tauflow.samplers.base import Problem, StepInfo, fixed
 from tauflow.samplers.extrapolation import ExtrapolationName
 from tauflow.samplers.reveal import Reveal, RevealPlan, RevealState
-from tauflow.samplers.reveal_counts import CountName
+from tauflow.samplers.reveal_counts import CountName, order_of_counts
 from tauflow.samplers.reveal_order import OrderName, needs_masks
 
 
@@ -27,14 +28,14 @@ class Best(Reveal):
 
     def refuses(self, model: Model) -> str:
         missing = (
-            "there are no learned counts: make them with tauflow.learn_counts(model), or sample.py "
-            "--learn_counts; or use spaced_even"
+            "there are no learned counts for an order of this model: make them with "
+            "tauflow.learn_counts(model), or sample.py --learn_counts; or use spaced_even"
         )
-        return needs_masks(model, "random") or ("" if usable(model.counts, model.order) else missing)
+        return needs_masks(model, "random") or ("" if usable(model) else missing)
 
     def chosen(self, problem: Problem, nfe: int) -> Reveal:
         """Return the sampler of the order that loses least with so many evaluations."""
-        best = min(usable(problem.counts, problem.order), key=lambda each: each.forecast(nfe))
+        best = min(usable(problem), key=lambda each: each.forecast(nfe))
         return Reveal(best.order, "learned", extrapolation="learned")  # type: ignore[arg-type]
 
     def init(
@@ -48,6 +49,8 @@ class Best(Reveal):
         return self.chosen(problem, plan.steps).step(problem, state, plan, n, generator)
 
 
-def usable(counts: tuple[LearnedCounts, ...], order: Tensor | None) -> list[LearnedCounts]:
+def usable(model: Model | Problem) -> list[LearnedCounts]:
     """Return the counts whose order a model has."""
-    return [each for each in counts if each.order != "learned" or order is not None]
+    found = [each for each in model.counts if each.order in get_args(OrderName)]
+    own = [each for each in found if order_of_counts(cast(Any, each.order), model.shape) == each.order]
+    return [each for each in own if each.order != "learned" or model.order is not None]

@@ -5,6 +5,7 @@ Shapes: V data tokens, R rows.
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 ExtrapolationName = Literal["pairs", "hitting", "learned"]
@@ -16,4 +17,5 @@ def extrapolated(rows: Tensor, before: Tensor, weight: Tensor, how: Extrapolatio
     """Return rows (R, V) extrapolated with weights (R, 1): along a line, or, if `learned`, by a power."""
     if how != "learned":
         return rows + weight * (rows - before)
-    return rows * (rows / before.clamp(min=TINY)).clamp(max=CAP) ** weight
+    ratio = torch.where(before > 0, rows / before.clamp(min=TINY), 1.0)  # a token may be cut in one of them
+    return rows * ratio.clamp(max=CAP) ** weight

@@ -53,7 +53,7 @@ def learned_for(order: OrderName, counts: Sequence[LearnedCounts], shape: tuple[
             return each
     raise SamplingError(
         f"there are no learned counts for the order {order}: make them with tauflow.learn_counts(model, "
-        f"{order!r}), or sample.py --learn_counts; or use counts=power"
+        f"{order!r}), or sample.py --learn_counts; or use spaced_even"
     )
 
 

@@ -26,7 +26,10 @@ The same matrix says how much extrapolation makes up for what was lost. With c_n
 and a row with the weight w, p_n (p_n / p_{n-1})^w, is as if step n - 1 said 1 + w times as much: w C_n nats
 of dependence, where it is weak. So step n pays for what it loses and for what is still owed: w_n = debt /
 C_n, at most 1. Where nothing is lost nothing is extrapolated. (`pairs` of samplers/reveal.py is the case of
-equal dependence of all pairs: L_n = k_n (k_n - 1) / 2 and C_n = k_{n-1} k_n.)
+equal dependence of all pairs: L_n = k_n (k_n - 1) / 2 and C_n = k_{n-1} k_n.) That is for orders which are
+drawn for each sample, where tokens that lose their dependence here are told of each other there. Along the
+one order of `learned` the same tokens are always drawn together, no other rows than p_n have a lower KL
+divergence, and all weights are 0.
 
 Shapes: B sequences, D coordinates, V data tokens, N evaluations.
 """
@@ -158,15 +161,16 @@ def learned_from(order: OrderName, halves: Sequence[Tensor]) -> LearnedCounts:
     mean = (halves[0] + halves[1]) / 2
     both, (first, second) = Shortest(mean), (Shortest(half) for half in halves)
     excess = [
-        (forecast(halves[1], first.counts(budget)) + forecast(halves[0], second.counts(budget))) / 2
+        (second.cost(first.counts(budget)) + first.cost(second.counts(budget))) / 2
         for budget in range(1, len(mean) + 1)
     ]
     counts = [both.counts(budget) for budget in budgets(len(mean))]
+    weights = () if order == "learned" else tuple(weights_of(mean, each) for each in counts)
     return LearnedCounts(
         order,
         tuple(counts),
         tuple(round(each, DIGITS) for each in excess),
-        tuple(weights_of(mean, each) for each in counts),
+        weights,
     )
 
 
@@ -208,11 +212,17 @@ class Shortest:
         steps[: self.length, 1:] = costs.cumsum(1)
         steps.masked_fill_(torch.ones_like(steps, dtype=torch.bool).tril(), torch.inf)
         best = steps[0].clone()  # to each e in n steps
+        self._steps = steps
         self._came, self.sums = [torch.zeros(self.length + 1, dtype=torch.long)], [best[-1].item()]
         for _ in range(self.length - 1):
             best, before = (best[:, None] + steps).min(0)
             self._came.append(before)
             self.sums.append(best[-1].item())
+
+    def cost(self, counts: Sequence[int]) -> float:
+        """Return the sum of costs of counts (N,), which may be the best ones of others."""
+        ends = list(accumulate(counts, initial=0))
+        return self._steps[ends[:-1], ends[1:]].sum().item()
 
     def counts(self, budget: int) -> tuple[int, ...]:
         """Return the counts of a budget, from 1 to D."""
