@@ -1,6 +1,6 @@
 """TauflowScheduler: tauflow's samplers in the DiffusionGemmaPipeline of diffusers.
 
-pipe.scheduler = TauflowScheduler("bridge_systematic")
+pipe.scheduler = TauflowScheduler("renoise")
 pipe("Why is the sky blue?", num_inference_steps=16, confidence_threshold=None)
 """
 
@@ -44,7 +44,7 @@ class TauflowScheduler(SchedulerMixin, ConfigMixin):
     ends a canvas early with the most likely tokens: give None to sample the model's law.
 
     Args:
-        sampler: a sampler, or a spec such as "bridge_systematic" or "tr_cie(grid=tau)"; "auto" is the
+        sampler: a sampler, or a spec such as "renoise" or "tr_cie(grid=tau)"; "auto" is the
             recommended one.
         schedule: kappa of the model's training.
     """

@@ -80,7 +80,7 @@ class Process(ABC):
     num_tokens: int  # V
     num_states: int  # S: how many states the network must embed
     name: str  # what kind of noise it is, in messages and results
-    recommended: str  # the sampler `auto`
+    recommended: str  # the sampler `auto` of a model that has learned nothing
     loss_on: LossOn  # on which coordinates the cross-entropy is taken
     redraws: bool = True  # whether its noise is `Redrawn`: it says, apart from the data, where
     bound_cutoff: float  # 1 - share where the bound ends with a draw from the posterior

@@ -39,7 +39,7 @@ def sample(
 
     Args:
         model: what is sampled, from `tauflow.load(path).model`, or `tauflow.Model(network, process, shape)`.
-        sampler: a spec such as "tr_cie(grid=tau)", a Sampler, or "auto", the recommended one of the process.
+        sampler: a spec such as "tr_cie(grid=tau)", a Sampler, or "auto", the recommended one of the model.
         nfe: budget of evaluations, the finishing draw included. It is a cap for samplers that adapt, such as
             "threshold": `Result.evaluations` says what each sample took.
         count: how many samples, B.
