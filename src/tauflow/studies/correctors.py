@@ -1,5 +1,6 @@
 """Budgets beyond one evaluation for each token, and whether correctors repair the errors of a model."""
 
+from pathlib import Path
 from typing import ClassVar
 
 from torch import Tensor
@@ -26,15 +27,18 @@ def early(t: Tensor) -> Tensor:
 
 class Correctors(OnLawsAndModels):
     """What evaluations beyond one for each token buy: quality at budgets from 8 to 4 D, from masks and from
-    noise, for samplers that move a token once and for those that take tokens back. On trained models, on laws
-    with an exact denoiser, and on the same with errors: 2 % of what the context says is any token alike, or
-    20 % of it at first, falling to nothing."""
+    noise, for samplers that move a token once and for those that take tokens back. On laws with an exact
+    denoiser, and on the same with errors: 2 % of what the context says is any token alike, or 20 % of it at
+    first, falling to nothing; or on the models of --ckpt."""
 
     nfes = (8, 16, 32, 64, 128, 256, 512, 1024)
     samples = 64
     samplers = ("tr_cie", "spaced_even", "bridge_systematic", "correctors")
     laws = ("markov", "countdown")
     errors: ClassVar = {"": None, " with errors": constant, " with early errors": early}
+
+    def paths(self) -> list[str | Path]:
+        return list(self.settings.checkpoints)
 
     def exact_laws(self) -> list[tuple[Factors, Trained]]:
         found: list[tuple[Factors, Trained]] = []
