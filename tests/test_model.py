@@ -213,7 +213,7 @@ def test_each_sample_has_a_condition_of_its_own():
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in SAMPLERS if not name.startswith(("bridge", "tweedie_d3pm", "gibbs"))]
+    "name", [name for name in SAMPLERS if not name.startswith(("bridge", "tweedie_d3pm", "gibbs", "renoise"))]
 )
 def test_every_sampler_hands_the_condition_to_every_evaluation(name):
     network = Labelled()

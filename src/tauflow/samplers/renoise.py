@@ -43,7 +43,7 @@ class Renoise(Bridge):
         None, "share of the extrapolation; none: three quarters of the share of coordinates that move"
     )
     eta: float = option(1.0, "how much is taken back, relative to how long a step is; 0 is nothing")
-    begin: float = option(0.25, "share of the evaluations before which nothing is taken back")
+    begin: float = option(0.25, "share of the evaluations before which no token becomes noise again")
 
     def __post_init__(self) -> None:
         super().__post_init__()
