@@ -168,7 +168,11 @@ def test_an_interrupted_grid_resumes_where_it_stopped(trained, tmp_path):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_with_its_code_and_how_to_resume(trained, tmp_path, capfd, monkeypatch, number, code):
+def test_a_signal_ends_with_its_code_and_how_to_resume(
+    trained, tmp_path, capfd, monkeypatch, request, number, code
+):
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by jobs in the background
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, inherited))
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(
         "tauflow.evaluation.evaluate.SamplerGrid.run", lambda *args: signal.raise_signal(number)
