@@ -1,6 +1,5 @@
 """Budgets beyond one evaluation for each token, and whether correctors repair the errors of a model."""
 
-from pathlib import Path
 from typing import ClassVar
 
 from torch import Tensor
@@ -36,9 +35,6 @@ class Correctors(OnLawsAndModels):
     samplers = ("tr_cie", "spaced_even", "bridge_systematic", "correctors")
     laws = ("markov", "countdown")
     errors: ClassVar = {"": None, " with errors": constant, " with early errors": early}
-
-    def paths(self) -> list[str | Path]:
-        return list(self.settings.checkpoints)
 
     def exact_laws(self) -> list[tuple[Factors, Trained]]:
         found: list[tuple[Factors, Trained]] = []

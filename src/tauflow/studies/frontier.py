@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from pathlib import Path
 from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
@@ -92,9 +91,6 @@ class Frontier(OnLawsAndModels):
     view = View(x="temperature", row=("sampler", "nfe"), panel=("data", "source"), x_name="temperature")
     laws = ("markov", "countdown")
     temperatures: ClassVar[tuple[float, ...]] = (0.6, 0.8, 0.9, 1.0, 1.1, 1.3)
-
-    def paths(self) -> list[str | Path]:
-        return list(self.settings.checkpoints)
 
     def cells(self) -> list[Factors]:
         found: list[Factors] = []

@@ -1,7 +1,6 @@
 """All families of samplers in one table; and a picture of what each of them reveals when."""
 
 from itertools import pairwise, product
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +13,7 @@ from tauflow.evaluation.store import Cell, Factors, Measured, Results, Scale
 from tauflow.evaluation.views import Frame, View
 from tauflow.samplers import Sampler, sample
 from tauflow.studies.base import records
-from tauflow.studies.models import Subject
+from tauflow.studies.models import OnModels, Subject
 from tauflow.studies.subjects import OnLawsAndModels
 from tauflow.train import Trained
 
@@ -31,6 +30,7 @@ class Overview(OnLawsAndModels):
         *("learned", "dependence", "users", "correctors"),
     )
     laws = ("hidden markov", "copy")
+    paths = OnModels.paths  # the shipped models beside the laws
 
 
 class Orders(OnLawsAndModels):
@@ -46,9 +46,6 @@ class Orders(OnLawsAndModels):
     view = View(x="position", row=("sampler",), panel=("data", "nfe"), x_name="position")
     ignores = ("samples", "judge", "batch_size")
     laws = ("copy",)
-
-    def paths(self) -> list[str | Path]:
-        return list(self.settings.checkpoints)
 
     def named_models(self) -> list[tuple[Factors, Trained]]:
         return [(name, each) for name, each in super().named_models() if each.model.process.absorbing]

@@ -99,6 +99,9 @@ class OnLawsAndModels(OnModels):
     drawn = (ENTROPY,)  # in the figure of all studies, which `figure` replaces
     laws: ClassVar[tuple[str, ...]] = ()
 
+    def paths(self) -> list[str | Path]:
+        return list(self.settings.checkpoints)
+
     def named_models(self) -> list[tuple[Factors, Trained]]:
         found: list[tuple[Factors, Trained]] = []
         for trained in self.loaded:
