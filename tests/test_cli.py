@@ -14,9 +14,10 @@ from tauflow.cli.train import TauflowCLI, train
 from tauflow.evaluation.evaluate import choose_samplers
 from tauflow.samplers import sampler_from
 from tauflow.train.callbacks import Progress
-from tauflow.train.checkpoints import build, describe
+from tauflow.train.checkpoints import describe
 from tauflow.train.messages import LogLines
 from tauflow.train.trained import CLASSES
+from tauflow.untrusted import build
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 HUB = re.compile("gpt2|palette|sequences|molecules")  # these ask for data when they are made: see other tests
@@ -147,7 +148,7 @@ def refused(tmp_path, monkeypatch, capsys):
         (["--trainer.logger=false"], ["drop --trainer.logger"]),
         (["--trainer.accelerator=warp"], ["warp"]),
         (["--checkpoints.monitor=val/nothing"], ["val/nothing", "val/bound"]),
-        (["--ckpt_path=nowhere.ckpt"], ["no checkpoint at nowhere.ckpt"]),
+        (["--ckpt_path=nowhere.ckpt"], ["Checkpoint not found: nowhere.ckpt"]),
         (["--ckpt_path=last"], ["no run to resume"]),
     ],
     ids=lambda value: value[0].removeprefix("--") if value[0].startswith("--") else "",
@@ -395,7 +396,7 @@ def test_flags_of_lightning_work(tmp_path, monkeypatch, capsys, flag):
 def test_the_exit_code_is_not_0(tmp_path):
     result = run_train(*TINY, "--ckpt_path=nowhere.ckpt", cwd=tmp_path)
     assert result.returncode == 1
-    assert result.stderr.splitlines()[-1].startswith("error: no checkpoint at nowhere.ckpt")
+    assert result.stderr.splitlines()[-1].startswith("error: Checkpoint not found: nowhere.ckpt")
     assert "Traceback" not in result.stderr
 
 

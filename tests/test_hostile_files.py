@@ -1,42 +1,47 @@
-"""Checkpoints made to do harm, or broken: each ends in one clear line, and touches nothing but itself.
+"""Files made to do harm, or broken, at the four doors for strangers' files.
 
-The files are made here and go through every door: `tauflow.load`, sample.py, train.py --ckpt_path and the
-studies, while files, hosts, programs and imports are watched.
+The doors are `tauflow.load`, `tauflow.pretrained`, the learned files next to a checkpoint, and the config of
+a diffusers scheduler. Each file ends in one clear line, runs no code, and touches nothing but itself.
 """
 
 import contextlib
 import copy
 import io
+import json
 import math
 import os
 import pickle
 import random
 import re
 import resource
+import signal
 import struct
 import sys
-import time
 import zipfile
-import zlib
 from pathlib import Path
 
+import fudoki
 import pytest
 import torch
 from conftest import TINY, assert_equal, load_plain
+from language_models import ESM, LLADA, LLADA_NAMES, SETTINGS, esm_weights, llama_weights, write
+from torch import nn
 
 import tauflow
 from tauflow.cli.sample import sample
 from tauflow.cli.train import train
-from tauflow.errors import CheckpointError, SettingsError, TauflowError
+from tauflow.errors import CheckpointError, SamplingError, SettingsError, TauflowError
 from tauflow.networks import TransformerConfig
-from tauflow.networks.base import shapes_of
+from tauflow.networks.base import weights_of
+from tauflow.recipes import convert
 from tauflow.samplers import sample as draw
 from tauflow.studies.__main__ import main as study
 from tauflow.tasks import Countdown, Text
+from tauflow.theory import orders
 from tauflow.train import DFMModule
-from tauflow.train.checkpoints import AtomicCheckpointIO, build, describe, export, read
-from tauflow.train.resume import refuse_other_settings, refuse_unresumable
+from tauflow.train.checkpoints import AtomicCheckpointIO, describe, read
 from tauflow.train.trained import CLASSES
+from tauflow.untrusted import build
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\u202e"
 HUGE = 10**12
@@ -50,7 +55,7 @@ CHANGE = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.li
 
 
 class Watch:
-    """Hears what Python does: an audit hook cannot be taken off, so there is one that is told to listen."""
+    """Hears what Python does: an audit hook can't be removed, so this one listens only when told to."""
 
     def __init__(self):
         self.done: list[str] | None = None
@@ -81,46 +86,21 @@ class Watch:
 watched = Watch()
 
 
-# The doors
-
-
-def by_load(path, folder):
-    tauflow.load(path)
-
-
-def by_sample(path, folder):
-    words = ["--sampler", "euler", "--nfe", "2", "--num_samples", "2", "--device", "cpu", "--no_progress"]
-    sample(["--ckpt", str(path), *words])
-
-
-def by_train(path, folder):
-    with pytest.MonkeyPatch.context() as patch:
-        words = [f"--trainer.default_root_dir={folder / 'runs'}", "--trainer.max_steps=30"]
-        patch.setattr("sys.argv", ["train.py", *TINY, *words, f"--ckpt_path={path}"])
-        patch.setattr("sys.path", [*sys.path])
-        train()
-
-
-def by_study(path, folder):
-    study(["countdown", "--ckpt", str(path), "--out", str(folder / "study"), "--smoke", "--no_progress"])
-
-
-DOORS = {"load": by_load, "sample": by_sample, "train": by_train, "study": by_study}
-
-
-def said_by(door, path, folder, capfd) -> str:
-    """Return what a door says of a file, if it refuses it and touches nothing."""
+def said_by(door, folder, capfd) -> str:
+    """Return what a door says of a file, if it raises an error of ours in time and touches nothing."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    begin = time.monotonic()
-    with watched() as done, pytest.raises((TauflowError, SystemExit)) as caught:
-        DOORS[door](path, folder)
+    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it doesn't end"))
+    signal.alarm(20)
+    try:
+        with watched() as done, pytest.raises((TauflowError, SystemExit)) as caught:
+            door()
+    finally:
+        signal.alarm(0)
     printed = "".join(capfd.readouterr())
     error = caught.value
     if isinstance(error, SystemExit):
         assert isinstance(error.code, str), f"exit {error.code}: {printed}"
         assert error.code.startswith("error: ")
-    else:
-        assert isinstance(error, CheckpointError)
     text = printed + str(error)
     assert "Traceback" not in text
     assert len(text.splitlines()) <= 10
@@ -129,12 +109,16 @@ def said_by(door, path, folder, capfd) -> str:
     assert not [each for each in done if str(folder / "runs") not in each], done
     assert not (folder / "pwned").exists()
     assert not list((folder / "runs").glob("version_*"))
-    assert time.monotonic() - begin < 30
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB
     return str(error)
 
 
-# The files
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Work in a folder with a module that must not be imported."""
+    (tmp_path / "evil.py").write_text("open('pwned', 'w')")
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
 
 
 class Calls:
@@ -147,8 +131,21 @@ class Calls:
         return self.call
 
 
+def flipped(path: Path, place: int) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+
+
+# The first door: tauflow.load
+
+
+@pytest.fixture(scope="module")
+def clean(trained):
+    return trained / "last.ckpt"
+
+
 def put(checkpoint, where: str, value):
-    """Set an entry of a checkpoint by its path; `model.` and `task.` are those of what describes them."""
+    """Set an entry of a checkpoint by its path; `model.` and `task.` are short for their descriptions."""
     short = {"model": "tauflow.model.init_args", "task": "tauflow.task.init_args"}
     first, _, rest = where.partition(".")
     if first == "state_dict" and rest:
@@ -162,6 +159,7 @@ def put(checkpoint, where: str, value):
 
 NETWORK = "model.network.init_args"
 FACTS = "model.facts.init_args"
+EMBEDDING = "ema.network.embedding.weight"
 
 
 def laughs():
@@ -179,115 +177,91 @@ def deep():
     return value
 
 
-def cycle():
-    value: list = []
-    value.append(value)
-    return value
-
-
 def foreign(name, **arguments):
     return {"class_path": name, "init_args": arguments}
 
 
 ENTRIES = {  # name: (where, value, what the answer says)
-    "os.system": ("extra", Calls(os.system, "touch pwned"), "more than plain data"),
-    "eval": ("state_dict.x", Calls(eval, "open('pwned', 'w')"), "more than plain data"),
-    "bytearray": ("extra", Calls(bytearray, 2**36), r"names builtins\.bytearray|__builtin__\.bytearray"),
-    "parameter": ("state_dict.x", torch.nn.Parameter(torch.ones(2)), "more than plain data"),
-    "set": ("extra", {1, 2}, "more than plain data"),
-    "schedule class": ("model.schedule", foreign("antigravity.fly"), r"names antigravity\.fly"),
-    "task class": ("tauflow.task.class_path", "evil.Task", r"names evil\.Task"),
+    "code": ("extra", Calls(os.system, "touch pwned"), r"more than plain data.* names (posix|nt)\.system"),
+    "memory": ("extra", Calls(bytearray, 2**36), r"names (builtins|__builtin__)\.bytearray"),
+    "class": ("model.schedule", foreign("antigravity.fly"), r"names antigravity\.fly"),
     "hydra": ("hyper_parameters", {"_target_": "os.system"}, r"names os\.system"),
-    "source": ("model.source", "antigravity.Source", r"names antigravity\.Source"),
     "source file": ("model.source", "evil.py:Source", r"names evil\.py:Source"),
-    "known source": ("model.source", "tauflow.process.sources.Masked", "not described|other settings"),
-    "schedule": ("model.schedule", "antigravity.Schedule", "unknown schedule|other settings"),
-    "network": ("model.network", "antigravity.Config", "str|other settings"),
-    "list of sources": ("model.source", ["antigravity.Source"], "build|other settings"),
-    "inner model": (f"{FACTS}.unigrams", MODEL, "is not one of|other settings"),
+    "source without description": ("model.source", "tauflow.process.sources.Masked", "not described"),
+    "schedule by name": ("model.schedule", "antigravity.Schedule", "unknown schedule"),
+    "model inside the model": (f"{FACTS}.unigrams", MODEL, "isn't one of"),
     "terminal": ("tauflow.model.class_path", f"os.{ESCAPE}", r"names os\.�"),
-    "terminal weights": (f"state_dict.ema.{ESCAPE}", torch.ones(2), "other shapes|not that of a run"),
-    "terminal step": ("tauflow.format", ESCAPE * 100, "has format"),
-    "width": (f"{NETWORK}.width", 4096, "other shapes|other settings"),
-    "mlp": (f"{NETWORK}.mlp_ratio", HUGE, "at most|other settings"),
-    "depth": (f"{NETWORK}.blocks", 10**9, "at most|other settings"),
-    "deep": (f"{NETWORK}.blocks", 256, "other shapes|other settings"),
-    "vocabulary": (f"{FACTS}.num_tokens", HUGE, "1 to 16777216|other settings"),
-    "vocabulary that fits": (f"{FACTS}.num_tokens", 2**24, "tokens|other settings"),
-    "shape": (f"{FACTS}.shape", [HUGE], "1 to 16777216|other settings"),
-    "many dimensions": (f"{FACTS}.shape", [2**60] * 10**4, "at most 64|other settings"),
-    "conditions": (f"{FACTS}.conditions", [10**9], "1 to 16777216|other settings"),
-    "columns": (f"{FACTS}.conditions", [1] * 10**4, "at most 64|other settings"),
-    "long number": ("task.val_items", 10**600, "int that no checkpoint"),
+    "unknown weight": (f"state_dict.ema.{ESCAPE}", torch.ones(2), "unknown: .*�"),
+    "shapes": (f"{NETWORK}.width", 4096, "of another shape: "),
+    "many blocks": (f"{NETWORK}.blocks", 10**9, "at most"),
+    "vocabulary": (f"{FACTS}.num_tokens", HUGE, "1 to 16777216"),
+    "dimensions": (f"{FACTS}.shape", [2**60] * 10**4, "at most 64"),
+    "long number": ("task.val_items", 10**600, "contains a int"),
     "laughs": ("extra", laughs(), "repeats itself"),
-    "laughs in settings": ("model.seed", laughs(), "repeats itself"),
     "nested": ("extra", deep(), "nested too deeply"),
-    "cycle": ("extra", cycle(), "nested too deeply|repeats itself"),
-    "tensor in settings": (f"{NETWORK}.width", torch.ones(2), "Tensor that no checkpoint"),
-    "type": ("task.seed", "x", "seed of Countdown must be of type int, not str|other settings"),
-    "nan": ("model.schedule.init_args.exponent", math.nan, "exponent|other settings"),
+    "tensor in settings": (f"{NETWORK}.width", torch.ones(2), "contains a Tensor"),
+    "type": ("task.seed", "x", "seed of Countdown must be of type int, got str"),
+    "value": ("model.schedule.init_args.exponent", math.nan, "exponent"),
     "format 1": (
         "tauflow",
         {"format": 1, "model": foreign("x", num_tokens="x", seq_len=[]), "task": None},
         "x",
     ),
-    "no weights": ("state_dict", {}, "other shapes|not that of a run"),
-    "weights by number": ("state_dict", {1: torch.ones(2)}, "not complete"),
-    "weights of text": ("state_dict", {"ema.network.embedding.weight": "x"}, "not complete"),
-    "no model": ("tauflow.model", None, "not complete"),
-    "no arguments": ("tauflow.model.init_args", None, "init_args"),
+    "no weights": ("state_dict", {}, "missing: "),
+    "whole numbers": (f"state_dict.{EMBEDDING}", torch.ones(7, 16).long(), "of another type: .*int64"),
+    "complex numbers": (f"state_dict.{EMBEDDING}", torch.ones(7, 16) * 1j, "of another type: .*complex64"),
+    "weights of text": ("state_dict", {EMBEDDING: "x"}, "not complete"),
     "list of weights": ("state_dict", [torch.ones(2)], "not written by tauflow"),
     "step": ("global_step", -1, "not complete"),
 }
 
 
-@pytest.fixture(scope="module")
-def clean(trained):
-    return trained / "last.ckpt"
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """Be in a folder with modules that must not be imported."""
-    (tmp_path / "evil.py").write_text("open('pwned', 'w')")
-    (tmp_path / "runs").mkdir()
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def imported(clean, tmp_path_factory):
-    """Go through every door once, so that what is imported late is there."""
-    folder = tmp_path_factory.mktemp("once")
-    for door in DOORS.values():
-        with contextlib.suppress(SystemExit, TauflowError):
-            door(folder / "nothing.ckpt", folder)
-    tauflow.load(clean)
-
-
-def broken(clean, where, value) -> bytes:
+def broken(clean, path, name) -> Path:
+    """Write a checkpoint with one bad entry."""
+    where, value, _ = ENTRIES[name]
     checkpoint = load_plain(clean)
     put(checkpoint, where, copy.deepcopy(checkpoint["tauflow"]["model"]) if value is MODEL else value)
-    file = io.BytesIO()
-    torch.save(checkpoint, file)
-    return file.getvalue()
+    torch.save(checkpoint, path)
+    return path
 
 
-@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", ENTRIES)
-def test_an_entry_that_does_harm(clean, tmp_path, capfd, name, door):
-    where, value, answer = ENTRIES[name]
-    path = tmp_path / "bad.ckpt"
-    path.write_bytes(broken(clean, where, value))
-    said = said_by(door, path, tmp_path, capfd)
+def test_an_entry_of_a_checkpoint(clean, tmp_path, capfd, name):
+    path = broken(clean, tmp_path / "bad.ckpt", name)
+    said = said_by(lambda: tauflow.load(path), tmp_path, capfd)
     assert str(path) in said
-    assert re.search(answer, said), said
+    assert re.search(ENTRIES[name][2], said), said
 
 
-# Zips
+def by_sample(path):
+    words = ["--sampler", "euler", "--nfe", "2", "--num_samples", "2", "--device", "cpu", "--no_progress"]
+    sample(["--ckpt", str(path), *words])
+
+
+def by_train(path):
+    with pytest.MonkeyPatch.context() as patch:
+        words = [f"--trainer.default_root_dir={path.parent / 'runs'}", "--trainer.max_steps=30"]
+        patch.setattr("sys.argv", ["train.py", *TINY, *words, f"--ckpt_path={path}"])
+        patch.setattr("sys.path", [*sys.path])
+        train()
+
+
+def by_study(path):
+    words = ["--out", str(path.parent / "study"), "--smoke", "--no_progress"]
+    study(["countdown", "--ckpt", str(path), *words])
+
+
+@pytest.mark.parametrize("command", [by_sample, by_train, by_study])
+def test_commands_read_through_the_same_door(clean, tmp_path, capfd, command):
+    with contextlib.suppress(SystemExit, TauflowError):
+        command(tmp_path / "nothing.ckpt")  # imports what is imported late
+    capfd.readouterr()
+    path = broken(clean, tmp_path / "bad.ckpt", "class")
+    assert "names antigravity.fly" in said_by(lambda: command(path), tmp_path, capfd)
 
 
 def zipped(clean, change=lambda name, data: data, compression=zipfile.ZIP_STORED, more=()) -> bytes:
-    """Return the members of a checkpoint, changed, in a zip of its own, without those that become None."""
+    """Return the members of a checkpoint, changed, in a new zip, without those that become None."""
     file = io.BytesIO()
     with zipfile.ZipFile(clean) as old, zipfile.ZipFile(file, "w", compression) as new:
         members = [(name, change(name, old.read(name))) for name in old.namelist()]
@@ -296,48 +270,23 @@ def zipped(clean, change=lambda name, data: data, compression=zipfile.ZIP_STORED
                 new.writestr(zipfile.ZipInfo(name), data, compression)
     data = bytearray(file.getvalue())
     place = data.find(b"PK\x01\x02")
-    while place >= 0:  # attributes of files, which torch does not write
+    while place >= 0:  # attributes of files, which torch doesn't write
         data[place + 38 : place + 42] = bytes(4)
         place = data.find(b"PK\x01\x02", place + 4)
     return bytes(data)
 
 
-def directory(data: bytes, name: str) -> int:
-    """Return where the entry of a member is in the directory of a zip."""
-    return data.rfind(b"PK\x01\x02", 0, data.rfind(name.encode()))
-
-
-def patched(data: bytes, name: str, offset: int, value: bytes) -> bytes:
+def patched(clean, name: str, offset: int, value: bytes) -> bytes:
     """Change bytes of the entry of a member in the directory of a zip."""
-    place = directory(data, name) + offset
+    data = clean.read_bytes()
+    place = data.rfind(b"PK\x01\x02", 0, data.rfind(name.encode())) + offset
     return data[:place] + value + data[place + len(value) :]
 
 
-def legacy(clean) -> bytes:
+def legacy(content) -> bytes:
     file = io.BytesIO()
-    torch.save(load_plain(clean), file, _use_new_zipfile_serialization=False)
+    torch.save(content, file, _use_new_zipfile_serialization=False)
     return file.getvalue()
-
-
-def overlapping(clean) -> bytes:
-    """Return a member that contains the next ones, with the right checksum: the same bytes are read twice."""
-    data = clean.read_bytes()
-    [place] = struct.unpack_from("<I", data, directory(data, "archive/data/5") + 42)
-    begin = place + 30 + sum(struct.unpack_from("<HH", data, place + 26))
-    sizes = struct.pack("<III", zlib.crc32(data[begin : begin + 5000]), 5000, 5000)
-    return patched(data, "archive/data/5", 16, sizes)
-
-
-def other_in_front(clean) -> bytes:
-    """Return a file that torch would read in its first half, and whose second half is a good zip."""
-    return legacy(clean) + clean.read_bytes()
-
-
-def two_directories(clean) -> bytes:
-    """Return two zips whose end points to the directory of the first: zipfile reads the second."""
-    data = zipped(clean)
-    end = data.rfind(b"PK\x05\x06")
-    return data[:end] + data
 
 
 def bomb(clean) -> bytes:
@@ -349,63 +298,42 @@ def bomb(clean) -> bytes:
     return data
 
 
-def folder_bit(clean) -> bytes:
-    return patched(clean.read_bytes(), "archive/data/5", 38, b"\x10")
-
-
-ARCHIVES = {
-    "empty": lambda clean: b"",
-    "text": lambda clean: b"hello world, this is text",
-    "picture": lambda clean: b"\x89PNG\r\n\x1a\n" + bytes(range(256)),
-    "noise": lambda clean: random.Random(0).randbytes(4096),
-    "pickle": lambda clean: pickle.dumps(Calls(os.system, "touch pwned")),
-    "legacy": legacy,
-    "half": lambda clean: clean.read_bytes()[: clean.stat().st_size // 2],
-    "cut": lambda clean: clean.read_bytes()[:-1],
-    "front cut": lambda clean: clean.read_bytes()[100:],
-    "bomb": bomb,
-    "overlap": overlapping,
-    "other in front": other_in_front,
-    "two directories": two_directories,
-    "folder": folder_bit,
-    "lost tensor": lambda clean: zipped(clean, lambda name, data: None if name.endswith("/5") else data),
-    "lost pickle": lambda clean: zipped(clean, lambda name, data: None if "pkl" in name else data),
-    "two pickles": lambda clean: zipped(clean, more=[("other/data.pkl", b"N.")]),
-    "short tensor": lambda clean: zipped(
-        clean, lambda name, data: data[:-4] if name.endswith("/5") else data
+ARCHIVES = {  # name: (its bytes, what the answer says)
+    "text": (lambda clean: b"hello world, this is text", ""),
+    "half": (lambda clean: clean.read_bytes()[: clean.stat().st_size // 2], ""),
+    "pickle": (lambda clean: pickle.dumps(Calls(os.system, "touch pwned")), ""),
+    "legacy": (lambda clean: legacy(load_plain(clean)), ""),
+    "other in front": (lambda clean: legacy(load_plain(clean)) + clean.read_bytes(), ""),
+    "bomb": (bomb, "a part of it is compressed"),
+    "folder": (lambda clean: patched(clean, "archive/data/5", 38, b"\x10"), "marked as a folder"),
+    "lost tensor": (lambda clean: zipped(clean, lambda name, data: None if name[-2:] == "/5" else data), ""),
+    "short tensor": (
+        lambda clean: zipped(clean, lambda name, data: data[:-4] if name[-2:] == "/5" else data),
+        "",
     ),
-    "garbled pickle": lambda clean: zipped(clean, lambda name, data: data[:500] if "pkl" in name else data),
-    "encrypted": lambda clean: patched(clean.read_bytes(), "archive/data/5", 8, b"\x01"),
-    "only a zip": lambda clean: zipped(clean, lambda name, data: None, more=[("a.txt", b"hello")]),
+    "two pickles": (
+        lambda clean: zipped(clean, more=[("other/data.pkl", b"N.")]),
+        "torch.save didn't write it",
+    ),
+    "encrypted": (lambda clean: patched(clean, "archive/data/5", 8, b"\x01"), ""),
 }
 
 
-WHY = {
-    "bomb": "a part of it is compressed",
-    "overlap": "two parts of it overlap",
-    "other in front": "two parts of it overlap, or something lies before",
-    "two directories": "two parts of it overlap, or something lies before",
-    "folder": "a part of it is marked as a folder",
-    "two pickles": "its parts are not those of torch.save",
-    "lost pickle": "its parts are not those of torch.save",
-}
-
-
-@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", ARCHIVES)
-def test_an_archive_that_is_broken_or_does_harm(clean, tmp_path, capfd, name, door):
-    path = tmp_path / "bad.ckpt"
-    path.write_bytes(ARCHIVES[name](clean))
-    said = said_by(door, path, tmp_path, capfd)
-    assert f"cannot be read, it is truncated, damaged or not a checkpoint ({WHY.get(name, '')}" in said
+def test_an_archive_that_is_broken_or_does_harm(clean, tmp_path, capfd, name):
+    make, answer = ARCHIVES[name]
+    (tmp_path / "bad.ckpt").write_bytes(make(clean))
+    said = said_by(lambda: tauflow.load(tmp_path / "bad.ckpt"), tmp_path, capfd)
+    assert "can't be read: it's truncated, damaged, or of another kind" in said or "isn't loaded" in said
+    assert answer in said
 
 
 def test_a_pickle_that_is_nested_by_hand(clean, tmp_path, capfd):
     """No program that writes pickles gets so deep."""
     lists = b"\x80\x02" + b"]" * 10**4 + b"a" * (10**4 - 1) + b"."
-    data = zipped(clean, lambda name, data: lists if "pkl" in name else data)
-    (tmp_path / "bad.ckpt").write_bytes(data)
-    assert "nested too deeply" in said_by("load", tmp_path / "bad.ckpt", tmp_path, capfd)
+    (tmp_path / "bad.ckpt").write_bytes(zipped(clean, lambda name, data: lists if "pkl" in name else data))
+    said = said_by(lambda: tauflow.load(tmp_path / "bad.ckpt"), tmp_path, capfd)
+    assert "nested too deeply" in said
 
 
 def test_the_zip_of_these_tests_is_read_when_nothing_is_wrong(clean, tmp_path):
@@ -416,7 +344,7 @@ def test_the_zip_of_these_tests_is_read_when_nothing_is_wrong(clean, tmp_path):
 def test_a_flipped_bit_is_found_or_changes_nothing(clean, tmp_path):
     """Anywhere in the file, and 60 in the numbers of weights, where each is found.
 
-    Those that change nothing are in what is between the members, or in fields that nobody reads.
+    Those that change nothing are between the members, or in fields that nobody reads.
     """
     data = clean.read_bytes()
     contents = read(clean)
@@ -429,8 +357,8 @@ def test_a_flipped_bit_is_found_or_changes_nothing(clean, tmp_path):
     begins = [place + 30 + sum(both) for place, both in zip(headers, lengths, strict=True)]
     starts = [choose.choice(begins) + choose.randrange(500) for _ in range(60)]
     places = [*(choose.randrange(len(data)) for _ in range(100)), *range(begin, len(data), 61)]
+    path = tmp_path / "flipped.ckpt"
     for place in [*starts, *places]:
-        path = tmp_path / "flipped.ckpt"
         path.write_bytes(data[:place] + bytes([data[place] ^ 1 << choose.randrange(8)]) + data[place + 1 :])
         try:
             assert_equal(read(path), contents)
@@ -438,30 +366,27 @@ def test_a_flipped_bit_is_found_or_changes_nothing(clean, tmp_path):
             assert "damaged" in str(error)  # noqa: PT017 - or the contents are equal
         else:
             assert place not in starts
-    path.write_bytes(data[: starts[0]] + bytes([data[starts[0]] ^ 1]) + data[starts[0] + 1 :])
+    path.write_bytes(data)
+    flipped(path, starts[0])
     with pytest.raises(CheckpointError, match="the checksum of"):
-        AtomicCheckpointIO().load_checkpoint(path)  # where the trainer reads it
+        AtomicCheckpointIO().load_checkpoint(path)  # how the trainer reads it
 
 
 def test_weights_that_share_their_numbers_take_no_memory(clean, tmp_path, capfd):
-    """One number, written out by a shape: a network of 800 MB in a file of a few kB."""
+    """One number, expanded to a shape: a network of 800 MB in a file of a few kB."""
     checkpoint = load_plain(clean)
     put(checkpoint, f"{NETWORK}.width", 4096)
     module = copy.deepcopy(checkpoint["tauflow"]["model"])
     facts = build(module["init_args"]["facts"], CLASSES)
     config = build(module["init_args"]["network"], CLASSES)
-    shapes = shapes_of(config, facts.shape, facts.num_tokens + 1, facts.num_tokens)
+    wanted = weights_of(config, facts.shape, facts.num_tokens + 1, facts.num_tokens)
     checkpoint["state_dict"] = {
-        f"ema.network.{name}": torch.ones(()).expand(size) for name, size in shapes.items()
+        f"ema.network.{name}": torch.ones(()).expand(weight.shape) for name, weight in wanted.items()
     }
     torch.save(checkpoint, tmp_path / "bad.ckpt")
     assert (tmp_path / "bad.ckpt").stat().st_size < 100_000
-    assert "share their numbers" in said_by("load", tmp_path / "bad.ckpt", tmp_path, capfd)
-
-
-# Wrong values everywhere
-
-VALUES = (None, ESCAPE, 2**62, math.nan, [1, "x"])
+    said = said_by(lambda: tauflow.load(tmp_path / "bad.ckpt"), tmp_path, capfd)
+    assert "share their numbers" in said
 
 
 def leaves(value, where=""):
@@ -473,20 +398,21 @@ def leaves(value, where=""):
 
 
 @pytest.mark.slow
-def test_a_wrong_value_anywhere_in_the_description_is_refused_or_does_not_matter(clean, tmp_path):
+def test_a_wrong_value_anywhere_in_the_description_is_an_error_or_does_not_matter(clean, tmp_path):
     checkpoint = load_plain(clean)
     paths = list(leaves(checkpoint["tauflow"], "tauflow"))
     assert len(paths) > 30
-    refused = 0
+    errors = 0
+    values = (None, ESCAPE, 2**62, math.nan, [1, "x"])
     for where in paths:
-        for value in VALUES:
+        for value in values:
             bad = checkpoint | {"tauflow": copy.deepcopy(checkpoint["tauflow"])}
             put(bad, where, value)
             torch.save(bad, tmp_path / "bad.ckpt")
             try:
                 found = tauflow.load(tmp_path / "bad.ckpt")
             except CheckpointError as error:
-                refused += 1
+                errors += 1
                 assert len(str(error)) < 1000  # noqa: PT017
                 assert str(error).isprintable()  # noqa: PT017
             else:
@@ -495,133 +421,12 @@ def test_a_wrong_value_anywhere_in_the_description_is_refused_or_does_not_matter
                     assert len(found.task.val_data) >= 2
                     assert found.task.val_data[0]
                 assert draw(found.model, "euler", 2, count=2).tokens.shape == (2, 16)
-    assert refused > len(paths) * len(VALUES) / 2
-
-
-# Training
-
-
-@pytest.fixture(scope="module")
-def resumed(clean):
-    """A checkpoint, and the model and task that continue from it."""
-    checkpoint = read(clean)
-    model, task = (build(checkpoint["tauflow"][part], CLASSES) for part in ("model", "task"))
-    return checkpoint, model, task
-
-
-STATES = {  # where: values that are wrong there
-    "epoch": (None, "x", -1),
-    "pytorch-lightning_version": (3, "", "0.1", ESCAPE),
-    "loops": (None, [], {}),
-    "loops.fit_loop": (None, {}),
-    "callbacks": (None, [], {"Checkpoints": "x"}),
-    "optimizer_states": (None, [], [{}], ["x"], {}),
-    "optimizer_states.0.param_groups": (None, [], [{}, {}]),
-    "optimizer_states.0.param_groups.0.params": ([], [0], "x"),
-    "optimizer_states.0.param_groups.0.lr": ("x", math.nan, None),
-    "optimizer_states.0.param_groups.0.betas": (0.9, [0.9], ["x", "y"]),
-    "optimizer_states.0.param_groups.0.amsgrad": (True, "x"),
-    "optimizer_states.0.state": (None, [], {99: {}}, {0: {}}, {0: "x"}),
-    "lr_schedulers": (None, [], ["x"], [{}], [{"get_lr": 3}]),
-    "lr_schedulers.0.last_epoch": (None, -1, "x"),
-    "lr_schedulers.0.base_lrs": ([], ["x", 0.1], None),
-    "lr_schedulers.0.optimizer": ("x",),
-}
-
-
-@pytest.mark.parametrize("where", STATES)
-def test_a_state_of_training_that_is_wrong(clean, resumed, where):
-    checkpoint, model, task = resumed
-    refuse_other_settings(checkpoint, clean, model, task, 1)
-    for value in STATES[where]:
-        bad = copy.deepcopy(checkpoint)
-        put(bad, where, value)
-        with pytest.raises(
-            CheckpointError, match=r"last\.ckpt cannot be resumed, its .* is missing or not that"
-        ):
-            refuse_other_settings(bad, clean, model, task, 1)
-
-
-def test_counts_of_a_loop_that_are_wrong(clean, resumed):
-    checkpoint, _, _ = resumed
-    for name, inside in checkpoint["loops"]["fit_loop"].items():
-        for value in (None, "x", {"total": {"ready": -1}, "current": 3}):
-            if name.endswith("progress") or value in (None, "x"):
-                bad = copy.deepcopy(checkpoint)
-                bad["loops"]["fit_loop"][name] = value
-                with pytest.raises(CheckpointError, match=re.escape(f"its loops.fit_loop.{name}")):
-                    refuse_unresumable(bad, clean)
-        assert isinstance(inside, dict)
-
-
-def missing_weight(checkpoint):
-    del checkpoint["state_dict"]["network.embedding.weight"]
-
-
-def other_shape(checkpoint):
-    checkpoint["state_dict"]["network.embedding.weight"] = torch.ones(3, 3)
-
-
-def more_weights(checkpoint):
-    checkpoint["state_dict"]["network.more"] = torch.ones(3, 3)
-
-
-def other_moment(checkpoint):
-    checkpoint["optimizer_states"][0]["state"][0]["exp_avg"] = torch.ones(3, 3)
-
-
-def repeated(checkpoint):
-    moments = checkpoint["optimizer_states"][0]["state"][0]
-    moments["exp_avg"] = torch.ones(1, 1).expand_as(moments["exp_avg"])
-
-
-def no_optimizer(checkpoint):
-    del checkpoint["optimizer_states"]
-
-
-def no_loops(checkpoint):
-    del checkpoint["loops"]
-
-
-RESUMED = [
-    (no_optimizer, "no state of its training"),
-    (no_loops, "no state of its training"),
-    (missing_weight, r"its network\.embedding\.weight is missing or not"),
-    (other_shape, r"its network\.embedding\.weight is missing or not"),
-    (more_weights, r"its network\.more is missing or not"),
-    (other_moment, r"its optimizer_states\.0\.state\.0\.exp_avg is"),
-    (repeated, r"its optimizer_states\.0\.state\.0\.exp_avg is"),
-]
-
-
-@pytest.mark.parametrize(("change", "answer"), RESUMED, ids=[change.__name__ for change, _ in RESUMED])
-def test_training_does_not_begin_from_a_part_of_a_checkpoint(clean, tmp_path, capfd, change, answer):
-    checkpoint = load_plain(clean)
-    change(checkpoint)
-    torch.save(checkpoint, tmp_path / "bad.ckpt")
-    assert re.search(answer, said_by("train", tmp_path / "bad.ckpt", tmp_path, capfd))
-
-
-def test_training_does_not_begin_from_an_exported_checkpoint(clean, tmp_path, capfd):
-    export(clean, tmp_path / "small.ckpt")
-    tauflow.load(tmp_path / "small.ckpt")
-    said = said_by("train", tmp_path / "small.ckpt", tmp_path, capfd)
-    assert "holds a model to sample from, but no state of its training" in said
-
-
-def test_other_settings_are_named_without_control_characters(clean, tmp_path, capfd):
-    (tmp_path / "bad.ckpt").write_bytes(broken(clean, "task.hub", f"x{ESCAPE}" * 100))
-    said = said_by("train", tmp_path / "bad.ckpt", tmp_path, capfd)
-    assert "data.hub" in said
-    assert "if you trust that file: classes that it names are imported" in said
-
-
-# Text, and files beside a checkpoint
+    assert errors > len(paths) * len(values) / 2
 
 
 @pytest.fixture
 def text(tmp_path):
-    """The folder of a text model whose file names a cache, a hub, a tokenizer and judges."""
+    """The folder of a text model whose file names a cache, a hub, a tokenizer, and judges."""
     (tmp_path / "corpus.txt").write_text("\n\n".join(f"document {n} of the people" for n in range(50)))
     task = Text(files=str(tmp_path / "corpus.txt"), cache=str(tmp_path / "cache"), length=16, vocabulary=260)
     checkpoint = {"global_step": 0, "tauflow": {"format": 2, "task": describe(task)}}
@@ -646,45 +451,13 @@ def text(tmp_path):
 
 def test_a_text_model_is_sampled_without_anything_that_its_file_names(text, tmp_path, capfd):
     before = sorted(tmp_path.rglob("*"))
-    path = text / "text.ckpt"
     for _ in range(2):  # the first imports more
         with watched() as done, pytest.raises(SystemExit) as stop:
-            by_sample(path, tmp_path)
+            by_sample(text / "text.ckpt")
     assert stop.value.code == 0
     assert not done
     assert sorted(tmp_path.rglob("*")) == before
-    printed = capfd.readouterr().out
-    assert "entropy_bits" in printed
-    assert "name it: `sample.py --data" in printed
-    words = ["text", "--ckpt", str(path), "--out", str(tmp_path / "study"), "--smoke", "--no_progress"]
-    with watched() as done:
-        study([*words, "--samplers", "euler"])
-    assert not [each for each in done if str(tmp_path / "study") not in each]
-    made = [each for each in tmp_path.rglob("*") if tmp_path / "study" not in (each, *each.parents)]
-    assert sorted(made) == before
-
-
-@pytest.mark.parametrize(
-    "order",
-    [
-        "",
-        "{",
-        "[" * 1400,
-        "[" * 10**5,
-        "3",
-        '{"ranks": [1e400]}',
-        '{"ranks": "x", "checkpoint": []}',
-        " " * 10**7,
-    ],
-)
-def test_an_order_that_is_broken_is_not_used(clean, tmp_path, order):
-    (tmp_path / "x.ckpt").write_bytes(clean.read_bytes())
-    (tmp_path / "x.order.json").write_text(order)
-    with pytest.warns(UserWarning, match="and is not used; learn it again"):
-        assert tauflow.load(tmp_path / "x.ckpt").model.order is None
-
-
-# What is the user's
+    assert "entropy_bits" in capfd.readouterr().out
 
 
 class Placed(Countdown):
@@ -707,14 +480,13 @@ def test_where_things_are_is_said_by_the_user_only(clean, tmp_path):
 
     assert place() == "nowhere"
     assert place(place="here") == "here"
-    for data in ({"length": 8}, {"nonsense": 1}):
-        with pytest.raises(SettingsError, match=f"may say place, not {next(iter(data))}"):
-            place(**data)
+    with pytest.raises(SettingsError, match="may say place, not length"):
+        place(length=8)
     with pytest.raises(SettingsError, match="may say nothing, not place"):
         tauflow.load(clean, data={"place": "here"})
 
 
-def test_a_network_of_the_users_own_is_compared_when_it_is_built(clean, tmp_path):
+def test_the_users_own_network_is_compared_when_it_is_built(clean, tmp_path):
     checkpoint = load_plain(clean)
     network = checkpoint["tauflow"]["model"]["init_args"]["network"]
     network["class_path"] = f"{Own.__module__}.{Own.__qualname__}"
@@ -728,3 +500,236 @@ def test_a_network_of_the_users_own_is_compared_when_it_is_built(clean, tmp_path
 
 class Own(TransformerConfig):
     pass
+
+
+# The second door: tauflow.pretrained
+
+
+@pytest.fixture
+def llada(tmp_path):
+    return write(tmp_path / "llada", LLADA, llama_weights(LLADA_NAMES, bias=False))
+
+
+@pytest.fixture
+def esm(tmp_path):
+    return write(tmp_path / "esm", ESM, esm_weights())
+
+
+@pytest.fixture
+def pickled(esm):
+    """An ESM whose weights are in a pickle."""
+    for path in esm.glob("*.safetensors*"):
+        path.unlink()
+    torch.save(esm_weights(), esm / "pytorch_model.bin")
+    return esm
+
+
+def configured(folder: Path, **settings) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+def tokenized(folder: Path, **parts) -> None:
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | parts))
+
+
+def test_a_folder_with_a_device_or_a_pipe(llada, tmp_path, capfd):
+    for name in ("config.json", "model-00001-of-00002.safetensors", "tokenizer.json"):
+        content = (llada / name).read_bytes()
+        for make in (
+            lambda path: path.symlink_to("/dev/zero"),
+            os.mkfifo,
+            lambda path: path.symlink_to(path),
+        ):
+            (llada / name).unlink()
+            make(llada / name)
+            said = said_by(lambda: tauflow.pretrained(llada), tmp_path, capfd)
+            assert re.search(f"{name} must be a regular file|not found: .*{name}", said), said
+        (llada / name).unlink()
+        (llada / name).write_bytes(content)
+    assert tauflow.pretrained(llada)
+
+
+def test_an_index_that_lists_a_pipe(llada, tmp_path, capfd):
+    """In another folder, which isn't looked at."""
+    (llada / "more").mkdir()
+    os.mkfifo(llada / "more" / "a.safetensors")
+    (llada / "model.safetensors.index.json").write_text('{"weight_map": {"x": "more/a.safetensors"}}')
+    assert "lacks files of its index" in said_by(lambda: tauflow.pretrained(llada), tmp_path, capfd)
+
+
+CONFIGS = {  # name: (what the folder is, settings, what the answer says)
+    "buffer": ("esm", {"max_position_embeddings": 3 * 10**8}, "the buffer .*position_ids would have"),
+    "labels": ("esm", {"num_labels": 10**7}, "num_labels in .* must be at most 4096"),
+    "layers": ("llada", {"n_layers": 10**6}, "n_layers in .* must be at most 4096"),
+    "more layers than weights": ("llada", {"n_layers": 4000}, "many more weights than the folder has"),
+    "width": ("llada", {"d_model": 2**31}, "d_model in .* must be at most 1048576"),
+    "inside": ("llada", {"rope_scaling": {"x": [{"num_blocks": 10**9}]}}, "num_blocks in .* must be at most"),
+    "nested": ("llada", {"x": deep()}, "nested too deeply"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_that_would_take_memory_or_never_end(request, tmp_path, capfd, name):
+    kind, settings, answer = CONFIGS[name]
+    folder = request.getfixturevalue(kind)
+    configured(folder, **settings)
+    said = said_by(lambda: tauflow.pretrained(folder), tmp_path, capfd)
+    assert re.search(answer, said), said
+
+
+@pytest.mark.parametrize("setting", ["num_hidden_groups", "inner_group_num", "num_hidden_layers"])
+def test_layers_under_other_names(tmp_path, capfd, setting):
+    from transformers import AlbertConfig, AlbertForMaskedLM
+
+    config = AlbertConfig(
+        vocab_size=30, embedding_size=8, hidden_size=8, num_attention_heads=1, intermediate_size=8
+    )
+    AlbertForMaskedLM(config).save_pretrained(tmp_path / "albert")
+    configured(tmp_path / "albert", **{setting: 10**7})
+    capfd.readouterr()
+    said = said_by(lambda: tauflow.pretrained(tmp_path / "albert"), tmp_path, capfd)
+    assert f"{setting} in " in said
+
+
+def test_a_pickle_of_weights(pickled, tmp_path, capfd):
+    path = pickled / "pytorch_model.bin"
+    assert tauflow.pretrained(pickled)
+    path.write_bytes(legacy(esm_weights()))
+    assert tauflow.pretrained(pickled), "the format of an old torch"
+    for content in (esm_weights() | {"x": Calls(bytearray, 2**33)}, Calls(os.system, "touch pwned")):
+        for make in (lambda content: torch.save(content, path), lambda c: path.write_bytes(legacy(c))):
+            make(content)
+            said = said_by(lambda: tauflow.pretrained(pickled), tmp_path, capfd)
+            assert re.search(r"names (\w+)\.(bytearray|system)", said), said
+    torch.save(esm_weights() | {"x": torch.ones(2, device="meta")}, path)
+    assert "_rebuild_meta_tensor" in said_by(lambda: tauflow.pretrained(pickled), tmp_path, capfd)
+
+
+def test_a_flipped_bit_in_a_pickle_of_weights(pickled, tmp_path, capfd):
+    path = pickled / "pytorch_model.bin"
+    with zipfile.ZipFile(path) as archive:
+        place = max(archive.infolist(), key=lambda each: each.file_size).header_offset + 300
+    flipped(path, place)
+    assert "the checksum of" in said_by(lambda: tauflow.pretrained(pickled), tmp_path, capfd)
+
+
+def test_an_exported_folder_finds_damage(tmp_path, capfd):
+    """The safetensors format has no checksum, so tauflow writes a sha256 into the metadata."""
+    folder = tmp_path / "out"
+    convert(fudoki.write(tmp_path / "released", fudoki.weights()), folder)
+    assert tauflow.pretrained(folder)
+    path = folder / "model.safetensors"
+    flipped(path, path.stat().st_size - 1000)
+    assert "its sha256 is wrong" in said_by(lambda: tauflow.pretrained(folder), tmp_path, capfd)
+
+
+def test_a_pickled_embedding_is_not_constructed(tmp_path, capfd):
+    folder = fudoki.write(tmp_path / "released", fudoki.weights())
+    torch.save(Calls(nn.Embedding, 2**14, 2**16), folder / "image_embedding.pt")
+    said = said_by(lambda: tauflow.pretrained(folder), tmp_path, capfd)
+    assert "takes no arguments" in said
+
+
+GROWS = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+TOKENIZERS = {  # name: (parts of tokenizer.json, what the answer says)
+    "growing text": ({"normalizer": {"type": "Sequence", "normalizers": [GROWS] * 34}}, "times as long"),
+    "a long prefix": ({"normalizer": {"type": "Prepend", "prepend": "x" * 10**7}}, "times as long"),
+    "a list": ({"model": []}, "has no tokenizer that .* can read"),
+}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_tokenizer_of_a_folder(llada, tmp_path, capfd, name):
+    parts, answer = TOKENIZERS[name]
+    tokenized(llada, **parts)
+    said = said_by(lambda: tauflow.pretrained(llada), tmp_path, capfd)
+    assert re.search(answer, said), said
+
+
+def test_a_tokenizer_that_panics(llada):
+    """Rust prints to the terminal by itself, so the output isn't checked."""
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    tokenized(llada, pre_tokenizer=split)
+    task = tauflow.pretrained(llada).task
+    with pytest.raises(CheckpointError, match="The model's tokenizer can't encode the text"):
+        task.text.encode("a" * 45 + "b")
+
+
+@pytest.mark.parametrize("length", ["x", 0.5, None])
+def test_a_length_that_is_not_a_number_of_tokens(llada, length):
+    (llada / "tokenizer_config.json").write_text(json.dumps(SETTINGS | {"model_max_length": length}))
+    assert tauflow.pretrained(llada).task.context == 64, "what config.json says"
+
+
+def test_a_chat_template_that_never_ends(llada, tmp_path, capfd):
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    (llada / "tokenizer_config.json").write_text(json.dumps(SETTINGS | {"chat_template": loop}))
+    task = tauflow.pretrained(llada).task
+    assert "it runs too long" in said_by(lambda: task.chat("hello"), tmp_path, capfd)
+    assert sys.gettrace() is None
+
+
+# The third door: files next to a checkpoint
+
+
+@pytest.fixture
+def learned(clean, tmp_path):
+    """A checkpoint with a learned order next to it."""
+    path = tmp_path / "x.ckpt"
+    path.write_bytes(clean.read_bytes())
+    orders.save(path, torch.arange(16))
+    assert tauflow.load(path).model.order is not None
+    return path
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "3", "[" * 10**5, '{"ranks": [1e400]}', '{"ranks": "x", "checkpoint": []}', " " * 10**7],
+)
+def test_an_order_that_is_broken_is_not_used(learned, content):
+    (learned.parent / "x.order.json").write_text(content)
+    with pytest.warns(UserWarning, match="so it isn't used. Learn it again"):
+        assert tauflow.load(learned).model.order is None
+
+
+def test_an_order_that_is_a_pipe_is_not_used(learned):
+    (learned.parent / "x.order.json").unlink()
+    os.mkfifo(learned.parent / "x.order.json")
+    with pytest.warns(UserWarning, match="so it isn't used"):
+        assert tauflow.load(learned).model.order is None
+
+
+def test_a_flipped_bit_in_a_learned_file(learned):
+    path = learned.parent / "x.order.json"
+    text = path.read_text()
+    assert "[0, 1, 2" in text
+    path.write_text(text.replace("[0, 1, 2", "[1, 0, 2"))
+    with pytest.warns(UserWarning, match="its sha256 is wrong"):
+        assert tauflow.load(learned).model.order is None
+
+
+# The fourth door: the config of a diffusers scheduler
+
+
+@pytest.mark.parametrize("sampler", ["evil.py:X", "scheduler/evil.py:X", "evil.X"])
+def test_a_scheduler_config_runs_no_code(tmp_path, capfd, sampler):
+    scheduling = pytest.importorskip("tauflow.integrations.diffusers", exc_type=SettingsError)
+    folder = tmp_path / "scheduler"
+    folder.mkdir()
+    (folder / "evil.py").write_text("open('pwned', 'w')")
+    config = {"_class_name": "TauflowScheduler", "sampler": sampler, "schedule": "linear"}
+    (folder / "scheduler_config.json").write_text(json.dumps(config))
+    door = scheduling.TauflowScheduler.from_pretrained
+    assert "must be a registered name" in said_by(lambda: door(folder), tmp_path, capfd)
+
+
+@pytest.mark.parametrize(
+    ("logits", "canvas"),
+    [(torch.ones(1, 3, 4) > 0, torch.zeros(1, 3).long()), (torch.ones(1, 3, 4), torch.full((1, 3), 99))],
+)
+def test_a_scheduler_with_a_wrong_canvas(logits, canvas):
+    scheduling = pytest.importorskip("tauflow.integrations.diffusers", exc_type=SettingsError)
+    with pytest.raises(SamplingError, match="canvas"):
+        scheduling.TauflowScheduler("bridge").step(logits, 0, canvas)

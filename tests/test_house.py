@@ -1,4 +1,4 @@
-"""The sizes of the house, the verbs its docstrings start with, and the words it does not use."""
+"""The verbs that docstrings start with, and words that nobody should use."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 RUN = 6  # lines of code that stand nowhere else
 
 VERBS = {
-    *("Adapt", "Add", "Ask", "Average", "Build", "Choose", "Compile", "Compute", "Count", "Declare", "Do"),
+    *("Adapt", "Add", "Ask", "Average", "Build", "Check", "Choose", "Compile", "Compute", "Count", "Declare", "Do"),
     *("Draw", "Drop", "End", "Evaluate", "Exit", "Feed", "Give", "Hold", "Ignore", "Import", "Invert"),
     *("Leap", "Learn", "Let", "Load", "Look", "Make", "Measure", "Move", "Open", "Plan", "Print", "Raise"),
     *("Read", "Rebuild", "Refuse", "Rename", "Return", "Run", "Sample", "Save", "Say", "Set", "Show"),
@@ -32,16 +32,6 @@ def name_of(path: Path) -> str:
 
 def functions(path: Path) -> list[ast.FunctionDef]:
     return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, FUNCTIONS)]
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_sizes(path):
-    assert len(path.read_text().splitlines()) <= 300
-    for function in functions(path):
-        assert function.end_lineno - function.lineno + 1 <= 60, function.name
-        arguments = function.args
-        count = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs)
-        assert count <= 10, function.name
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)

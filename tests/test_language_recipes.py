@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import re
 import shutil
 import sys
@@ -226,7 +225,7 @@ def test_texts_and_tokens(loaded):
         SettingsError, match=f"the text takes {len(tokens)} tokens, the model has {D}; shorten"
     ):
         task.prompt(text)
-    with pytest.raises(SettingsError, match="is no valid Unicode"):
+    with pytest.raises(SettingsError, match="must be valid Unicode"):
         task.prompt("\udcff")
     filled = task.infill("ab ___c")
     assert filled.known.tolist() == [True, True, False, False, False, True, *[False] * 4]
@@ -260,7 +259,7 @@ def test_a_conversation_by_the_chat_template(loaded, copied):
     folder = copied("llada")
     broken = tiny.SETTINGS | {"chat_template": "{{ raise_exception('roles must alternate') }}"}
     (folder / "tokenizer_config.json").write_text(json.dumps(broken))
-    with pytest.raises(SettingsError, match="refuses the messages: roles must alternate"):
+    with pytest.raises(SettingsError, match="can't write the messages: roles must alternate"):
         pretrained(folder).task.chat("hi")
 
 
@@ -400,20 +399,12 @@ def test_dplm_is_an_esm(copied, folders, loaded):
     assert torch.equal(logits(pretrained(folder, length=D).model, x), logits(loaded["esm"].model, x))
 
 
-class Evil:
-    def __reduce__(self):
-        return os.system, ("touch evil",)
-
-
-@pytest.mark.parametrize(("content", "said"), [(Evil(), "is refused"), ([1], "holds more than weights")])
-def test_a_pickle_may_hold_weights_alone(content, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_pickle_may_contain_weights_only(tmp_path):
     write_masked(tmp_path / "bert", "Bert")
     (tmp_path / "bert" / "model.safetensors").unlink()
-    torch.save(content, tmp_path / "bert" / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=f"pytorch_model.bin {said}"):
+    torch.save([1], tmp_path / "bert" / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin must contain weights by name"):
         pretrained(tmp_path / "bert")
-    assert not (tmp_path / "evil").exists()
 
 
 # Evaluation
@@ -520,7 +511,7 @@ def test_names_of_the_hub(folders, monkeypatch):
 def test_which_names_of_the_hub_are_known(name, recipe, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *asked, **options: str(tmp_path))
     (own,) = [each for each in RECIPES if each.name == (recipe or "masked_lm")]
-    said = "has no config.json" if recipe else "no recipe for a model of that name"
+    said = "not found: .*config.json" if recipe else "no recipe for a model of that name"
     with pytest.raises(CheckpointError, match=said):
         pretrained(name, recipes=[own])
 
@@ -554,7 +545,7 @@ FAULTS = {
     "a wrong weight": (
         "dream",
         lambda folder: changed_shard(folder, lambda found: found.update(time=torch.zeros(1))),
-        "not known: time",
+        "unknown: time",
     ),
     "numbers that are no weights": (
         "llada",
@@ -575,11 +566,6 @@ FAULTS = {
         "llada",
         lambda folder: changed(folder, "config.json", block_type="sequential"),
         "block_type is 'sequential'; the recipe is for 'llama'",
-    ),
-    "endless layers": (
-        "llada",
-        lambda folder: changed(folder, "config.json", n_layers=10**9),
-        "num_hidden_layers is 1000000000, more than 1024",
     ),
     "quantised weights": (
         "esm",

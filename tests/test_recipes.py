@@ -470,9 +470,7 @@ def test_a_name_of_the_hub_is_looked_up(released, monkeypatch):
 def test_a_name_that_is_not_in_the_cache(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(
-        CheckpointError, match="neither in the cache of the hub nor can it be downloaded"
-    ) as stop:
+    with pytest.raises(CheckpointError, match="isn't in the hub's cache and can't be downloaded") as stop:
         pretrained("LucasJinWang/FUDOKI")
     assert "\n" not in str(stop.value)
 
@@ -574,9 +572,12 @@ def index(folder):
 
 
 FAULTS = {
-    "no config": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
-    "damaged config": (lambda folder: (folder / "config.json").write_text("{"), "config.json is damaged"),
-    "no dictionary": (lambda folder: (folder / "config.json").write_text("[]"), "holds no dictionary"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "not found: .*config.json"),
+    "damaged config": (lambda folder: (folder / "config.json").write_text("{"), "config.json can't be read"),
+    "no dictionary": (
+        lambda folder: (folder / "config.json").write_text("[]"),
+        "doesn't contain a dictionary",
+    ),
     "Janus": (
         lambda folder: (folder / "processor_config.json").write_text('{"sft_format": "deepseek"}'),
         "processor_config.json with sft_format 'fudoki'",
@@ -591,11 +592,7 @@ FAULTS = {
     ),
     "sizes that mean nothing": (
         lambda folder: changed_config(folder, **language(num_attention_heads=5)),
-        "the sizes in .*config.json are none of",
-    ),
-    "endless sizes": (
-        lambda folder: changed_config(folder, **language(num_hidden_layers=10**9)),
-        "1000000000 layers, more than 1024",
+        "config.json doesn't describe a fudoki as released model: .*attention heads",
     ),
     "no grid": (
         lambda folder: (folder / "processor_config.json").write_text(
@@ -613,7 +610,7 @@ FAULTS = {
     ),
     "a weight too many": (
         lambda folder: changed_weights(folder, lambda found: found.update(time_embed=torch.zeros(2))),
-        "not known: time_embed",
+        "unknown: time_embed",
     ),
     "a weight twice": (
         lambda folder: save_file({"gen_embed.weight": torch.zeros(32, 8)}, folder / "more.safetensors"),
@@ -639,13 +636,9 @@ FAULTS = {
         ),
         "has no token <begin_of_image>",
     ),
-    "a pickle that runs code": (
-        lambda folder: torch.save(Evil(), folder / "image_embedding.pt"),
-        "image_embedding.pt is refused",
-    ),
     "another pickle": (
         lambda folder: torch.save([1], folder / "image_embedding.pt"),
-        "holds a list, not an nn.Embedding",
+        "must contain an nn.Embedding, got list",
     ),
     "a codebook of another size": (
         lambda folder: torch.save(nn.Embedding(5, 8), folder / "image_embedding.pt"),

@@ -303,7 +303,7 @@ def test_bad_requests(call, trained, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
     for args, expected in [
-        (["--ckpt", "missing.ckpt"], "no checkpoint at missing.ckpt"),
+        (["--ckpt", "missing.ckpt"], "Checkpoint not found: missing.ckpt"),
         (["--ckpt", tmp_path / "foreign.ckpt"], "was not written by tauflow's train.py"),
         (["--ckpt", best, "--sampler", "eulr"], "unknown sampler 'eulr'"),
         (["--ckpt", best, "--nfe", "0"], "whole number of at least 1"),

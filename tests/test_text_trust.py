@@ -512,7 +512,7 @@ def test_a_vocabulary_that_cannot_be(corpus_file, tmp_path, size):
 def test_broken_files_of_a_tokenizer(corpus_file, tmp_path):
     (tmp_path / "vocab.json").write_text("{")
     (tmp_path / "merges.txt").write_text("")
-    with pytest.raises(SettingsError, match="are no BPE"):
+    with pytest.raises(SettingsError, match="aren't a readable BPE"):
         text(corpus_file, tmp_path, tokenizer=str(tmp_path))
 
 

@@ -1,5 +1,6 @@
 """Errors that a user can fix; the command line prints their text, without a traceback."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -57,3 +58,22 @@ def printable(text: str) -> str:
     return "".join(
         letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text
     )
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its type if it has none."""
+    lines = str(error).strip().splitlines()
+    return shorten(lines[0] if lines else type(error).__name__, 400)
+
+
+def shorten(text: str, most: int = 120) -> str:
+    """Return a text on one line, with its end cut off if it's long."""
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[:most]} ..."
+
+
+def join_names(names: Iterable[str], most: int = 5) -> str:
+    """Return some names from a file as a list, each of a readable length."""
+    names = [shorten(name) for name in names]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

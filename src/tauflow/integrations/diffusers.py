@@ -15,7 +15,7 @@ from tauflow.process import Mixture, Uniform
 from tauflow.samplers.api import whole
 from tauflow.samplers.base import Sampler
 from tauflow.samplers.driven import Driven
-from tauflow.samplers.spec import sampler_from
+from tauflow.samplers.spec import registered_sampler
 
 try:
     from diffusers import ConfigMixin, SchedulerMixin
@@ -45,7 +45,8 @@ class TauflowScheduler(SchedulerMixin, ConfigMixin):
 
     Args:
         sampler: a sampler, or a spec such as "renoise" or "tr_cie(grid=tau)"; "auto" is the
-            recommended one.
+            recommended one. A spec may come from a scheduler_config.json, so it can only name samplers of
+            tauflow; pass an object to use your own class.
         schedule: kappa of the model's training.
     """
 
@@ -54,7 +55,7 @@ class TauflowScheduler(SchedulerMixin, ConfigMixin):
     @register_to_config
     def __init__(self, sampler: str | Sampler = "auto", schedule: str = "linear"):
         some = Model(lambda x, t: x, Mixture(Uniform(2), schedule), (1,))  # of any vocabulary
-        self.sampler = sampler_from(sampler, some)
+        self.sampler = sampler if isinstance(sampler, Sampler) else registered_sampler(sampler, some)
         if reason := self.sampler.refuses(some):
             raise SamplingError(reason)
         self.register_to_config(sampler=str(self.sampler))
@@ -87,6 +88,7 @@ class TauflowScheduler(SchedulerMixin, ConfigMixin):
         number = int(timestep)
         given = (torch.default_generator if generator is None else generator, temperature or 1.0)
         if number == 0:
+            _check_canvas(model_output, sample)
             process = Mixture(Uniform(model_output.shape[-1]), self.schedule)
             self._driven = Driven(self.sampler, process, sample, self.num_inference_steps, *given)
             self._given = given
@@ -105,6 +107,17 @@ class TauflowScheduler(SchedulerMixin, ConfigMixin):
         if not return_dict:
             return sample, model_output
         return TauflowSchedulerOutput(sample, model_output)
+
+
+def _check_canvas(logits: Tensor, x: Tensor) -> None:
+    """Raise unless x (B, D) are tokens that the logits (B, D, V) have."""
+    if not logits.is_floating_point() or x.dtype != torch.long or logits.shape[:-1] != x.shape:
+        raise SamplingError(
+            "The scheduler needs floating-point logits (B, D, V) and an integer canvas (B, D), got "
+            f"{logits.dtype} {tuple(logits.shape)} and {x.dtype} {tuple(x.shape)}."
+        )
+    if not bool(((x >= 0) & (x < logits.shape[-1])).all()):
+        raise SamplingError(f"Tokens of the canvas must be from 0 to {logits.shape[-1] - 1}.")
 
 
 def _answered(driven: Driven, logits: Tensor, x: Tensor) -> Tensor:

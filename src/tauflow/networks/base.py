@@ -112,17 +112,17 @@ def network_from(
     return network
 
 
-def shapes_of(
+def weights_of(
     config: NetworkConfig,
     shape: tuple[int, ...],
     num_states: int,
     num_tokens: int,
     conditions: tuple[int, ...] = (),
-) -> dict[str, torch.Size]:
-    """Return the names and shapes of the weights that `network_from` would build, without their memory."""
+) -> dict[str, Tensor]:
+    """Return the weights that `network_from` would build, on the meta device, where they take no memory."""
     with torch.device("meta"):
         network = network_from(config, shape, num_states, num_tokens, conditions)
-    return {name: weight.shape for name, weight in network.state_dict().items()}
+    return network.state_dict()
 
 
 def _takes_condition(network: Network) -> bool:

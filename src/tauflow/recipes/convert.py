@@ -7,8 +7,8 @@ from pathlib import Path
 from tauflow.errors import CheckpointError
 from tauflow.files import refuse_unwritable
 from tauflow.recipes.folders import CONFIG, folder_of, new_folder, recipe_of, refuse_existing
-from tauflow.recipes.loading import RECIPES, empty_host, wanted_shapes
-from tauflow.recipes.weights import Weights
+from tauflow.recipes.loading import RECIPES, empty_host
+from tauflow.recipes.weights import Weights, save_weights
 
 TOKENIZER_JSON = "tokenizer.json"
 WEIGHTS = "model.safetensors"
@@ -29,15 +29,12 @@ def convert(name: str | Path, out: str | Path) -> list[str]:
         raise CheckpointError(f"{folder} needs no conversion; load it as it is")
     if not (folder / TOKENIZER_JSON).is_file():
         raise CheckpointError(f"{folder} has no {TOKENIZER_JSON}, which prompts need; get it again")
-    host = empty_host(folder, recipe, config)
     with Weights(folder, recipe) as weights:
-        from safetensors.torch import save_file  # Weights says what to install without it
-
-        wanted = wanted_shapes(folder, recipe, host, weights)
+        _, wanted = empty_host(folder, recipe, config, weights)
         refuse_unwritable(out.parent, "name another folder")
         tensors = {key: weights[key].contiguous() for key in wanted}
         with new_folder(out) as made:
             (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
             shutil.copyfile(folder / TOKENIZER_JSON, made / TOKENIZER_JSON)
-            save_file(tensors, made / WEIGHTS, metadata={"format": "pt"})
+            save_weights(tensors, made / WEIGHTS)
     return [name for name in recipe.optional if name not in wanted]

@@ -21,7 +21,7 @@ from tauflow.networks import Network
 from tauflow.process import Mixture, Uniform
 from tauflow.recipes.base import Config, Loaded, Recipe
 from tauflow.recipes.encoded_prompts import EncodedPrompts
-from tauflow.recipes.language.hosts import DEEPEST, own_settings
+from tauflow.recipes.language.hosts import own_settings
 from tauflow.recipes.language.ids import Ids
 from tauflow.recipes.language.task import Language
 from tauflow.recipes.language.tokens import TextTokens, frame_of, read_tokenizer
@@ -142,8 +142,6 @@ def _settings(config: Config) -> Any:
 
     settings: Any = DiffusionGemmaConfig(**config)
     text = settings.text_config
-    if text.num_hidden_layers > DEEPEST:
-        raise ValueError(f"num_hidden_layers is {text.num_hidden_layers}, more than {DEEPEST}")
     text._attn_implementation = settings._attn_implementation = "sdpa"
     return settings
 

@@ -16,14 +16,14 @@ from pathlib import Path
 import yaml
 from torch import Tensor
 
-from tauflow.errors import CheckpointError
+from tauflow.errors import CheckpointError, shorten
 from tauflow.files import refuse_unwritable
 from tauflow.process.schedules import Polynomial
 from tauflow.recipes.base import Config
 from tauflow.recipes.dits import GPT2_FILES, KEYS, MDLM, TRAINED_SIZES, described
 from tauflow.recipes.folders import new_folder, refuse_existing
-from tauflow.recipes.weights import unpickled
-from tauflow.train.archive import shortened
+from tauflow.recipes.weights import save_weights
+from tauflow.untrusted import check_regular, read_tensors
 
 SETTINGS = Path(".hydra", "config.yaml")
 CHECKPOINT = Path("checkpoints", "checkpoint.pth")
@@ -37,8 +37,8 @@ def flow_config(config: Config, files: Mapping[str, Config]) -> Config:
     flow = config["flow"]
     if flow["source_distribution"] not in SOURCES or flow["scheduler_type"] != "polynomial":
         raise CheckpointError(
-            f"the source {shortened(str(flow['source_distribution']))} on a "
-            f"{shortened(str(flow['scheduler_type']))} schedule is not known; the recipe is for uniform or "
+            f"the source {shorten(str(flow['source_distribution']))} on a "
+            f"{shorten(str(flow['scheduler_type']))} schedule is not known; the recipe is for uniform or "
             "mask, and polynomial"
         )
     masked = SOURCES[flow["source_distribution"]]
@@ -61,20 +61,18 @@ FLOW_MATCHING = dataclasses.replace(
 def from_run(run: str | Path, out: str | Path) -> None:
     """Write the model of a run of flow_matching's text example to a new folder, for `tauflow.pretrained`.
 
-    The pickle is read by torch with `weights_only`, which runs no code. The folder appears when it is
+    No code of the pickle runs. The folder appears when it is
     complete; put GPT-2's tokenizer.json there unless it lies in the run.
     """
     run, out = Path(run), Path(out)
     refuse_existing(out)
     settings, weights = _settings(run / SETTINGS), _weights(run / CHECKPOINT)
     refuse_unwritable(out.parent, "name another folder")
-    from safetensors.torch import save_file
-
     embedding = next(weight for name, weight in weights.items() if name.endswith(EMBEDDING))
     config = {"model_type": FLOW_MATCHING.model_type, "num_states": len(embedding), **settings}
     with new_folder(out) as made:
         (made / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        save_file(weights, made / "model.safetensors", metadata={"format": "pt"})
+        save_weights(weights, made / "model.safetensors")
         for name in itertools.chain(*GPT2_FILES):
             if (run / name).is_file():
                 shutil.copyfile(run / name, made / name)
@@ -82,6 +80,7 @@ def from_run(run: str | Path, out: str | Path) -> None:
 
 def _settings(path: Path) -> Config:
     """Return what is needed of the settings of a run."""
+    check_regular(path)
     try:
         if path.stat().st_size > LARGEST:
             raise ValueError("it is too large")
@@ -93,15 +92,13 @@ def _settings(path: Path) -> Config:
         ) from None
     except (ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError) as error:
         raise CheckpointError(
-            f"{path} is not that of a run of flow_matching: {type(error).__name__} {shortened(str(error))}"
+            f"{path} is not that of a run of flow_matching: {type(error).__name__} {shorten(str(error))}"
         ) from None
 
 
 def _weights(path: Path) -> dict[str, Tensor]:
     """Return the weights of a pickle, which may hold plain data only."""
-    if not path.is_file():
-        raise CheckpointError(f"there is no {path}; name the folder of a run, with its last checkpoint")
-    found = unpickled(path)
+    found = read_tensors(path, released=True)
     held = found.get("model") if isinstance(found, dict) else None
     if not isinstance(held, dict) or not all(isinstance(each, Tensor) for each in held.values()):
         raise CheckpointError(f"{path} has no weights by their names as its model; name the folder of a run")

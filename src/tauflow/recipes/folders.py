@@ -9,15 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
-from tauflow.errors import CheckpointError, SettingsError, TauflowError, WriteError
+from tauflow.errors import CheckpointError, SettingsError, TauflowError, WriteError, first_line, shorten
 from tauflow.files import digest
 from tauflow.recipes.base import INSTALL, Config, Recipe
-from tauflow.train.archive import shortened
+from tauflow.untrusted import check_folder, check_sizes, read_json
 
 CONFIG = "config.json"
-LARGEST = 2**24  # bytes of a file of settings
 GUIDE = "docs/pretrained.md says how to write a recipe"
 
 
@@ -27,7 +25,7 @@ def folder_of(name: str | Path, recipes: Sequence[Recipe]) -> Path:
     A recipe names a model inside an installed package; from the hub models are downloaded.
     """
     if not isinstance(name, str | os.PathLike) or not str(name).strip():
-        raise SettingsError(f"name a folder, or a model of the hub: owner/model; got {shortened(repr(name))}")
+        raise SettingsError(f"name a folder, or a model of the hub: owner/model; got {shorten(repr(name))}")
     folder = Path(name)
     if folder.exists():
         if not folder.is_dir():
@@ -76,16 +74,17 @@ def _downloaded(name: str, files: list[str]) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=files))
     except Exception as error:  # the library raises many kinds
-        reason = shortened((str(error) or type(error).__name__).splitlines()[0])
         raise CheckpointError(
-            f"{name} is neither in the cache of the hub nor can it be downloaded ({reason}); check the name "
-            "and the network, or name a folder that holds it"
+            f"{name} isn't in the hub's cache and can't be downloaded: {first_line(error)}. Check the "
+            "name and the network, or pass a folder."
         ) from None
 
 
 def recipe_of(folder: Path, recipes: Iterable[Recipe]) -> tuple[Recipe, Config]:
     """Return the recipe of a folder, and what its config.json says in the words of the recipe."""
+    check_folder(folder)
     config = read_json(folder / CONFIG)
+    check_sizes(config, folder / CONFIG)
     there = list(recipes)
     named = [recipe for recipe in there if recipe.model_type != "*" and _fits(recipe, config)]
     for recipe in [
@@ -96,7 +95,7 @@ def recipe_of(folder: Path, recipes: Iterable[Recipe]) -> tuple[Recipe, Config]:
         wanted = {(name, key, value) for name, marks in recipe.marks.items() for key, value in marks.items()}
         if all(name in files and files[name].get(key) == value for name, key, value in wanted):
             return recipe, _translated(recipe, config, files, folder)
-    kind = shortened(str(config.get("model_type")))
+    kind = shorten(str(config.get("model_type")))
     if not named:
         raise CheckpointError(
             f"{folder} holds a model of type {kind}, for which there is no recipe; {known(there)}; {GUIDE}"
@@ -130,23 +129,8 @@ def _translated(recipe: Recipe, config: Config, files: dict[str, Config], folder
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"{folder / CONFIG} does not describe a {recipe.name} model: "
-            f"{type(error).__name__} {shortened(str(error))}"
+            f"{type(error).__name__} {shorten(str(error))}"
         ) from None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds a dictionary."""
-    try:
-        if path.stat().st_size > LARGEST:
-            raise ValueError("it is too large")
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.parent} has no {path.name}; name the folder of a whole model") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged ({shortened(str(error))}); get it again") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} is damaged (it holds no dictionary); get it again")
-    return found
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tauflow.denoise import DROPPED
 from tauflow.errors import CheckpointError, SettingsError
-from tauflow.train.archive import shortened
+from tauflow.untrusted import blame_tokenizer, check_tokenizer
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class Prompts:
         """Read a tokenizer.json."""
         if not path.is_file():
             raise CheckpointError(f"{path.parent} has no {path.name}, which prompts need; get it again")
-        try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises its own
-            raise CheckpointError(f"{path} is damaged ({shortened(str(error))}); get it again") from None
+        with blame_tokenizer(f"{path} is damaged. Download it again"):
+            text = path.read_text(encoding="utf-8")
+            check_tokenizer(text)
+            tokenizer = Tokenizer.from_str(text)
         tokenizer.no_padding()
         tokenizer.no_truncation()
         tokenizer.encode_special_tokens = True  # "<begin_of_image>" in a prompt is text
@@ -79,9 +79,11 @@ class Prompts:
         if not text.strip():
             raise SettingsError("the prompt is empty; say what the picture shows, such as a red cube")
         try:
+            text.encode()
+        except UnicodeError:
+            raise SettingsError(f"The prompt must be valid Unicode (UTF-8), got {text!a}.") from None
+        with blame_tokenizer("The model's tokenizer can't encode the prompt"):
             ids = self._ids(text.strip())
-        except (TypeError, UnicodeError):
-            raise SettingsError(f"the prompt {text!a} is no valid Unicode; write it as UTF-8") from None
         if len(ids) > self.framing.length:
             raise SettingsError(
                 f"the prompt takes {len(ids)} tokens with its frame, at most {self.framing.length} are "

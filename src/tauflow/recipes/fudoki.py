@@ -33,7 +33,6 @@ FRAMING = Framing(
     null_id=100015,
     length=500,
 )
-DEEPEST = 1024  # modules of a kind; FUDOKI has 24 layers
 GUIDANCE = 6.0  # FUDOKI's w = 5 is the weight 1 + w
 TEXT_SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -111,7 +110,6 @@ class Host(nn.Module):
         from transformers.models.janus.modeling_janus import JanusVQVAE, JanusVQVAEAlignerMLP, JanusVQVAEHead
         from transformers.models.llama.modeling_llama import LlamaModel, LlamaRotaryEmbedding
 
-        _refuse_deep(config)
         full: dict[str, Any] = {"is_causal": False, "attn_implementation": "sdpa", "use_cache": False}
         text = LlamaConfig(**config["text_config"], **full)
         image = JanusVQVAEConfig(**config["vq_config"])
@@ -124,19 +122,6 @@ class Host(nn.Module):
         self.vqmodel: Any = JanusVQVAE(image)
         del self.vqmodel.encoder, self.vqmodel.quant_conv  # pictures are only decoded
         self.register_buffer("codebook", torch.empty(image.num_embeddings, image.embed_dim))
-
-
-def _refuse_deep(config: Config) -> None:
-    """Raise if there are so many modules that to build them would take for ever."""
-    text, image = config["text_config"], config["vq_config"]
-    counts = {
-        "layers": text.get("num_hidden_layers", 0),
-        "layers of the aligner": image["num_hidden_layers"],
-        "blocks of the VQ model": image["num_res_blocks"] * len(image["channel_multiplier"]),
-    }
-    for what, count in counts.items():
-        if count > DEEPEST:
-            raise ValueError(f"{count} {what}, more than {DEEPEST}")
 
 
 def assemble(loaded: Loaded) -> Trained:

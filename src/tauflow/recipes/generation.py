@@ -17,14 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tauflow.errors import SettingsError
+from tauflow.errors import SettingsError, shorten
 from tauflow.recipes.generation_prompts import Adjusted, Asked, Prompted, prompted_model
 from tauflow.recipes.language.task import Language
 from tauflow.samplers import Result, Sampler, sampler_from
 from tauflow.samplers.api import seeded, whole
 from tauflow.samplers.run import Request, run
 from tauflow.train import Trained
-from tauflow.train.archive import shortened
 
 Text = str | Sequence[Mapping[str, str]]
 """A prompt: text that is continued, or the messages of a conversation that is answered."""
@@ -223,7 +222,7 @@ def _several(prompts: Any) -> list[Any]:
         return [prompts]
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes) or not len(prompts):
         raise SettingsError(
-            f"prompts must be one or several texts or conversations, got {shortened(repr(prompts))}"
+            f"prompts must be one or several texts or conversations, got {shorten(repr(prompts))}"
         )
     return list(prompts)
 
@@ -241,7 +240,7 @@ def _written(prompt: Any, task: Language) -> str:
         return task.chat([dict(message) for message in prompt])
     raise SettingsError(
         'a prompt is a text, or a list of messages such as {"role": "user", "content": "Hi"}; got '
-        f"{shortened(repr(prompt))}"
+        f"{shorten(repr(prompt))}"
     )
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from tauflow.errors import CheckpointError, SettingsError
+from tauflow.errors import CheckpointError, SettingsError, first_line, shorten
 from tauflow.recipes.antibodies import ANTIBERTY
 from tauflow.recipes.base import INSTALL, Config, Loaded, Recipe
 from tauflow.recipes.diffusion_gemma import DIFFUSION_GEMMA
@@ -20,7 +20,7 @@ from tauflow.recipes.language.models import LANGUAGE
 from tauflow.recipes.language.task import resized
 from tauflow.recipes.weights import Weights
 from tauflow.train import Trained
-from tauflow.train.archive import listed, shortened
+from tauflow.untrusted import check_buffers, check_weights, limit_parameters
 
 RECIPES: tuple[Recipe, ...] = (
     *(FUDOKI, RELEASED_FUDOKI, *DITS, FLOW_MATCHING, DIFFUSION_GEMMA, ANTIBERTY),
@@ -61,7 +61,7 @@ def pretrained(
     chosen = recipe.rates[0] if rates is None else rates
     if chosen not in recipe.rates:
         raise SettingsError(
-            f"rates must be {' or '.join(recipe.rates)} for {recipe.name}, got {shortened(str(rates))!r}"
+            f"rates must be {' or '.join(recipe.rates)} for {recipe.name}, got {shorten(str(rates))!r}"
         )
     host = loaded_host(folder, recipe, config, wanted, device)
     trained = recipe.assemble(Loaded(host, folder, config, chosen, recipe))
@@ -72,14 +72,14 @@ def loaded_host(
     folder: Path, recipe: Recipe, config: Config, dtype: torch.dtype, device: torch.device
 ) -> nn.Module:
     """Return the modules of a recipe with the weights of a folder, which must fit."""
-    host = empty_host(folder, recipe, config)
     with Weights(folder, recipe) as weights:
+        host, names = empty_host(folder, recipe, config, weights)
         state = {}
-        for name in wanted_shapes(folder, recipe, host, weights):
+        for name in names:
             weight = weights[name]
             if weight.dtype not in FLOATS:
                 raise CheckpointError(
-                    f"{shortened(name)} in {folder} holds {weight.dtype}; weights that are quantised are not "
+                    f"{shorten(name)} in {folder} holds {weight.dtype}; weights that are quantised are not "
                     f"read, take those in {FLOATS[0]}"
                 )
             kept = torch.float32 if name.startswith(recipe.precise) else dtype
@@ -91,56 +91,40 @@ def loaded_host(
     return host.to(device).eval().requires_grad_(False)
 
 
-def empty_host(folder: Path, recipe: Recipe, config: Config) -> nn.Module:
-    """Return the modules of a recipe without memory for their weights."""
-    try:
-        with torch.device("meta"):
-            return recipe.host(config)
-    except ImportError as error:
-        raise SettingsError(
-            f"{recipe.name} needs more packages ({shortened(str(error))}): {INSTALL}"
-        ) from None
-    except Exception as error:  # transformers raises many kinds for sizes that mean nothing
-        raise CheckpointError(
-            f"the sizes in {folder / CONFIG} are none of a {recipe.name} model: {shortened(str(error))}"
-        ) from None
-
-
-def wanted_shapes(
-    folder: Path, recipe: Recipe, host: nn.Module, weights: Weights
-) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of the weights of a host; refuse a folder that has others.
-
-    What is optional and missing is None in the host.
-    """
+def empty_host(folder: Path, recipe: Recipe, config: Config, weights: Weights) -> tuple[nn.Module, list[str]]:
+    """Return the modules of a recipe, without memory, and the names of the weights to read."""
     found = weights.shapes
+    try:
+        with torch.device("meta"), limit_parameters(4 * len(found) + 1000):
+            host = recipe.host(config)
+    except ImportError as error:
+        raise SettingsError(f"{recipe.name} needs more packages ({first_line(error)}): {INSTALL}") from None
+    except Exception as error:  # transformers raises many kinds for sizes that make no sense
+        raise CheckpointError(
+            f"{folder / CONFIG} doesn't describe a {recipe.name} model: {shorten(str(error), 200)}"
+        ) from None
+    _adapt_to(host, recipe, found)
+    wanted = host.state_dict()
+    for name in unsaved(host, set(found)):
+        del wanted[name]
+    try:
+        check_weights(wanted, found)
+        check_buffers(host, found, sum(weight.nbytes for weight in found.values()))
+    except ValueError as error:
+        raise CheckpointError(f"{folder / CONFIG} doesn't describe the model next to it: {error}.") from None
+    return host, list(wanted)
+
+
+def _adapt_to(host: nn.Module, recipe: Recipe, found: dict[str, Tensor]) -> None:
+    """Set optional weights that the folder doesn't have to None, and take widths that only the folder has."""
     for name in recipe.optional:
         if name not in found:
             owner, _, leaf = name.rpartition(".")
             setattr(host.get_submodule(owner), leaf, None)
     for name in recipe.any_width:
-        if len(found.get(name, ())) == 2:
+        if name in found and found[name].ndim == 2:
             rows = getattr(host, name).shape[0]
-            setattr(host, name, torch.empty(rows, found[name][1], device="meta"))
-    wanted = {name: tuple(weight.shape) for name, weight in host.state_dict().items()}
-    for name in unsaved(host, set(found)):
-        del wanted[name]
-    shared = sorted(wanted.keys() & found.keys())
-    faults = {
-        "missing": sorted(wanted.keys() - found.keys()),
-        "not known": sorted(found.keys() - wanted.keys()),
-        "of another shape": [
-            f"{name} {found[name]} instead of {wanted[name]}"
-            for name in shared
-            if found[name] != wanted[name]
-        ],
-    }
-    said = [f"{what}: {listed(names)}" for what, names in faults.items() if names]
-    if said:
-        raise CheckpointError(
-            f"the weights in {folder} are not those that its config.json describes; {'; '.join(said)}"
-        )
-    return wanted
+            setattr(host, name, torch.empty(rows, found[name].shape[1], device="meta"))
 
 
 def _dtype(dtype: Any) -> torch.dtype:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tauflow.denoise import Model
-from tauflow.errors import SamplingError
+from tauflow.errors import SamplingError, shorten
 from tauflow.imports import import_object
 from tauflow.samplers.base import Sampler, require
 from tauflow.samplers.registry import ALIASES, SAMPLERS, SETS
@@ -44,6 +44,16 @@ def sampler_from(spec: "str | Sampler", model: Model | None = None, /, **options
     name = found["name"].strip()
     base = _named(name, model)
     return with_options(base, name, _options(found["options"] or "", spec) | options)
+
+
+def registered_sampler(spec: str, model: Model | None = None) -> Sampler:
+    """Return a sampler from text that a file may have written: only registered names, nothing is imported."""
+    name = spec_name(spec)
+    if "." in name or ":" in name:
+        raise SamplingError(
+            f"sampler must be a registered name, got {shorten(spec)!r}. For your own class, pass an object."
+        )
+    return sampler_from(spec, model)
 
 
 def with_options(sampler: Sampler, name: str, options: dict[str, Any]) -> Sampler:

@@ -15,25 +15,16 @@ import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
-from tauflow.errors import CheckpointError
+from tauflow.errors import CheckpointError, join_names, shorten
 from tauflow.files import atomic
 from tauflow.process import SOURCES
-from tauflow.train.archive import DESCRIBED, listed, read_archive, refuse_unplain, shortened
-from tauflow.train.described import build, describe, path_of
+from tauflow.train.described import describe
 from tauflow.train.upgrade import upgraded
+from tauflow.untrusted import VALUES, check_plain, path_of, read_tensors
 
 KEY = "tauflow"
 FORMAT = 2
-__all__ = [
-    "FORMAT",
-    "KEY",
-    "AtomicCheckpointIO",
-    "build",
-    "describe",
-    "export",
-    "read",
-    "refuse_foreign_classes",
-]
+__all__ = ["FORMAT", "KEY", "AtomicCheckpointIO", "describe", "export", "read", "refuse_foreign_classes"]
 HARMLESS = {"lightning.pytorch.cli.instantiate_module"}  # LightningCLI's `_instantiator`; never called here
 
 
@@ -70,25 +61,23 @@ def read(path: str | Path) -> dict[str, Any]:
     try:
         there = path.is_file()
     except OSError as error:  # such as a name that is too long
-        raise CheckpointError(
-            f"cannot read {shortened(str(path))} ({error.strerror}); name another"
-        ) from None
+        raise CheckpointError(f"Can't read {shorten(str(path))} ({error.strerror}).") from None
     if not there:
         near = sorted(str(p) for p in path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
-        hint = f"there are {', '.join(near)}" if near else "train one with `python train.py`"
-        raise CheckpointError(f"no checkpoint at {path}; {hint}")
-    checkpoint = read_archive(path)
+        hint = f"The folder has {', '.join(near)}." if near else 'Train a model first with "python train.py".'
+        raise CheckpointError(f"Checkpoint not found: {path}. {hint}")
+    checkpoint = read_tensors(path)
     entry = checkpoint.get(KEY) if isinstance(checkpoint, dict) else None
     if not isinstance(entry, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise CheckpointError(
             f"{path} was not written by tauflow's train.py; train a model with it, or load the weights "
             "yourself"
         )
-    refuse_unplain(entry, sys.maxsize, path, DESCRIBED)
+    check_plain(entry, sys.maxsize, path, VALUES)
     number = entry.get("format")
     if type(number) is not int or number not in (1, FORMAT):
         raise CheckpointError(
-            f"{path} has format {shortened(repr(number))}, this version of tauflow reads the formats 1 to "
+            f"{path} has format {shorten(repr(number))}, this version of tauflow reads the formats 1 to "
             f"{FORMAT}"
         )
     complete = isinstance(entry.get("model"), dict) and isinstance(entry.get("task", ""), dict | NoneType)
@@ -121,7 +110,7 @@ def export(path: str | Path, target: str | Path, *, half: bool = False) -> None:
     large = [name for name, value in weights.items() if half and not value.isfinite().all()]
     if large:
         raise CheckpointError(
-            f"{listed(large)} of {path} has numbers beyond 65504, which 16 bits do not hold; export it "
+            f"{join_names(large)} of {path} has numbers beyond 65504, which 16 bits do not hold; export it "
             "without half"
         )
     _save({"state_dict": weights, "global_step": checkpoint["global_step"], KEY: checkpoint[KEY]}, target)
@@ -134,7 +123,7 @@ def refuse_foreign_classes(checkpoint: dict[str, Any], allowed: Iterable[type], 
     foreign = sorted({name for name in _named_classes(entries) if name not in known})
     if foreign:
         raise CheckpointError(
-            f"{path} names {listed(foreign)}, which tauflow does not know: nothing was imported. If the "
+            f"{path} names {join_names(foreign)}, which tauflow does not know: nothing was imported. If the "
             "class is yours and you trust the file, pass it to tauflow.load(path, classes=[...]), name it "
             "with sample.py --classes, or train with the configuration that names it"
         )

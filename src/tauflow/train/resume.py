@@ -4,9 +4,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from tauflow.errors import CheckpointError
+from tauflow.errors import CheckpointError, join_names, shorten
 from tauflow.tasks import Task
-from tauflow.train.archive import listed, shortened
 from tauflow.train.checkpoints import KEY, describe
 from tauflow.train.described import path_of
 from tauflow.train.module import DFMModule
@@ -36,7 +35,7 @@ def _fault_of_description(entry: dict[str, Any]) -> str:
 
 def _damaged(path: Path, fault: str) -> CheckpointError:
     return CheckpointError(
-        f"{path} cannot be resumed, its {shortened(fault)} is missing or not that of a run; use another "
+        f"{path} cannot be resumed, its {shorten(fault)} is missing or not that of a run; use another "
         "checkpoint of the run"
     )
 
@@ -65,7 +64,7 @@ def _refuse_other_weights(checkpoint: dict[str, Any], path: Path, module: DFMMod
     """Raise unless the weights, and the states of the optimizer, have the names and shapes of the module."""
     weights, own = checkpoint["state_dict"], module.state_dict()
     more = [name for name in weights if name not in own]
-    fault = listed(more) or unlike(weights, own) or fault_of_optimizer(checkpoint, module)
+    fault = join_names(more) or unlike(weights, own) or fault_of_optimizer(checkpoint, module)
     if fault:
         raise _damaged(path, fault)
 
@@ -93,8 +92,8 @@ def _brief(value: Any) -> Any:
 def _short(value: Any) -> str:
     """Return a described object as Class(argument=value, ...)."""
     if not isinstance(value, dict) or unlike(value, DESCRIBED, "it"):
-        return shortened(str(value))
+        return shorten(str(value))
     arguments = ", ".join(
         f"{name}={_short(item)}" for name, item in value["init_args"].items() if item is not None
     )
-    return shortened(f"{value['class_path'].rpartition('.')[2]}({arguments})")
+    return shorten(f"{value['class_path'].rpartition('.')[2]}({arguments})")

@@ -10,17 +10,16 @@ from torch import Tensor
 
 from tauflow import networks, tasks
 from tauflow.denoise import Model
-from tauflow.errors import CheckpointError, SettingsError
+from tauflow.errors import CheckpointError, SettingsError, shorten
 from tauflow.networks import NetworkConfig, TransformerConfig
-from tauflow.networks.base import shapes_of
+from tauflow.networks.base import weights_of
 from tauflow.process import SOURCES, Schedule, Source, schedules, source_from, sources
 from tauflow.tasks import DataFacts, Task
 from tauflow.theory import counts, influence, orders
-from tauflow.train.archive import listed, shortened
 from tauflow.train.checkpoints import KEY, read, refuse_foreign_classes
-from tauflow.train.described import arguments_of, class_of, refuse_other_types
 from tauflow.train.module import DFMModule
 from tauflow.train.optimizer import OptimizerConfig
+from tauflow.untrusted import arguments_of, check_types, check_weights, class_of
 
 
 def _finals(module: object, kind: type) -> list[type]:
@@ -88,7 +87,7 @@ def load(
     except FAULTS as error:
         raise CheckpointError(
             f"{path} does not describe a model that this version of tauflow can build: "
-            f"{shortened(str(error), 400)}"
+            f"{shorten(str(error), 400)}"
         ) from error
     try:
         kind = None if entry["task"] is None else _kind_of_task(entry["task"], allowed)
@@ -121,8 +120,8 @@ def _module(spec: dict[str, Any], allowed: tuple[type, ...], averaged: dict[str,
     if not issubclass(cls, DFMModule):
         raise ValueError(f"a {cls.__name__} as the model")
     arguments = arguments_of(spec, _values(allowed))
-    refuse_other_types(cls, arguments)
-    _refuse_other_weights(arguments, averaged)
+    check_types(cls, arguments)
+    _check_weights(arguments, averaged)
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn and thrown away
         module = cls(**arguments)
     module.ema.load_state_dict(averaged)
@@ -134,10 +133,10 @@ def _values(allowed: tuple[type, ...]) -> tuple[type, ...]:
     return tuple(cls for cls in allowed if not issubclass(cls, DFMModule | Task))
 
 
-def _refuse_other_weights(arguments: dict[str, Any], averaged: dict[str, Tensor]) -> None:
-    """Raise unless the network that is described has the weights of the file, each written once.
+def _check_weights(arguments: dict[str, Any], averaged: dict[str, Tensor]) -> None:
+    """Raise unless the described network has the weights of the file.
 
-    A network of the user's own is trusted, and compared when it is built.
+    The user's own network class is trusted, and compared when it's built.
     """
     facts, source = arguments.get("facts"), arguments.get("source", "masked")
     config = arguments.get("network", TransformerConfig())
@@ -148,19 +147,12 @@ def _refuse_other_weights(arguments: dict[str, Any], averaged: dict[str, Tensor]
     if type(config) not in CLASSES:
         return
     states = source_from(source, facts.num_tokens).num_states
-    wanted = shapes_of(config, facts.shape, states, facts.num_tokens, facts.conditions)
-    found = {name.removeprefix("network."): weight.shape for name, weight in averaged.items()}
-    different = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
-    if different:
-        raise ValueError(f"its weights are missing or of other shapes: {listed(different)}")
-    storages = [weight.untyped_storage() for weight in averaged.values()]
-    stored = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-    if sum(weight.nbytes for weight in averaged.values()) > stored:
-        raise ValueError("its weights share their numbers, so they take more memory than the file")
+    wanted = weights_of(config, facts.shape, states, facts.num_tokens, facts.conditions)
+    check_weights(wanted, {name.removeprefix("network."): weight for name, weight in averaged.items()})
 
 
 def _no_task(path: str | Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"the task of {path} cannot be rebuilt: {shortened(str(error), 400)}")
+    return CheckpointError(f"the task of {path} cannot be rebuilt: {shorten(str(error), 400)}")
 
 
 def _kind_of_task(spec: dict[str, Any], allowed: tuple[type, ...]) -> type[Task]:
@@ -185,5 +177,5 @@ def _task(kind: type[Task], spec: dict[str, Any], allowed: tuple[type, ...], dat
     """Rebuild the task; what it calls local comes from the user's `data`, never from the file."""
     arguments = arguments_of(spec, _values(allowed))
     arguments = {name: value for name, value in arguments.items() if name not in kind.local}
-    refuse_other_types(kind, arguments)
+    check_types(kind, arguments)
     return kind.rebuilt(arguments, data)

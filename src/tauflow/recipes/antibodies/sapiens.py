@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tauflow.errors import CheckpointError, SettingsError
+from tauflow.errors import CheckpointError, SettingsError, shorten
 from tauflow.recipes.antibodies.package import install_command, packaged
 from tauflow.recipes.base import INSTALL
-from tauflow.train.archive import shortened
 
 FILE = "models/v1/checkpoint_vh.pt"  # of heavy chains
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY"
@@ -142,7 +141,7 @@ def _host(path: Path) -> Any:
         model = RobertaForMaskedLM(config)
         model.load_state_dict(state)
     except Exception as error:  # torch and transformers raise many kinds
-        reason = shortened(" ".join(str(error).split()) or type(error).__name__, 400)
+        reason = shorten(" ".join(str(error).split()) or type(error).__name__, 400)
         raise CheckpointError(f"{path} is damaged or another model ({reason}): {again}") from None
     return model.eval().requires_grad_(False)
 

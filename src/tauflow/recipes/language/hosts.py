@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from tauflow.errors import CheckpointError
 from tauflow.recipes.base import Config
 
-DEEPEST = 1024  # layers; LLaDA has 32
 CHECKED = 3  # positions of the forward by which a split is checked
 FOREIGN = ("auto_map", "quantization_config", "attn_implementation", "experts_implementation")
 """Settings that would fetch or choose other code, besides those whose names begin with an underscore."""
@@ -27,12 +26,8 @@ def native(config: Config) -> nn.Module:
     """Return the model of a config {"class": a class of transformers, "settings": those of its config}."""
     import transformers
 
-    settings = config["settings"]
-    deep = [name for name, value in settings.items() if "layers" in name and _number(value) > DEEPEST]
-    if deep:
-        raise ValueError(f"{deep[0]} is {settings[deep[0]]}, more than {DEEPEST}")
     kind = getattr(transformers, config["class"])
-    return kind(kind.config_class(**settings))
+    return kind(kind.config_class(**config["settings"]))
 
 
 def own_settings(config: Config) -> Config:
@@ -40,10 +35,6 @@ def own_settings(config: Config) -> Config:
     if config.get("quantization_config"):
         raise CheckpointError("the weights are quantised; take those that are not")
     return {name: value for name, value in config.items() if name not in FOREIGN and not name.startswith("_")}
-
-
-def _number(value: object) -> float:
-    return value if isinstance(value, int | float) else 0
 
 
 def is_native(host: nn.Module) -> bool:

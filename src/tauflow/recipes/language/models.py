@@ -142,7 +142,7 @@ def context_of(host: LanguageHost, tokenizer: Any, recipe: Recipe) -> int | None
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             begin = 0 if module.padding_idx is None else module.padding_idx + 1  # positions count from there
             limits.append(module.num_embeddings - begin)
-    return min((limit for limit in limits if limit and 0 < limit < 2**31), default=None)
+    return min((limit for limit in limits if isinstance(limit, int) and 0 < limit < 2**31), default=None)
 
 
 LLADA = Recipe(

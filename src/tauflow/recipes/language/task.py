@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from tauflow.errors import SettingsError
+from tauflow.errors import SettingsError, shorten
 from tauflow.recipes.language.tokens import TextTokens
 from tauflow.samplers import Prompt
 from tauflow.tasks import Task, prompts
@@ -23,7 +23,6 @@ from tauflow.tasks.text.metrics import Distinct, Entropy
 from tauflow.tasks.text.task import PICTURES
 from tauflow.tasks.text.vocabulary import Vocabulary
 from tauflow.train import Trained
-from tauflow.train.archive import shortened
 
 LENGTH = 128  # tokens of a sample, unless more or fewer are asked for
 
@@ -172,7 +171,7 @@ class Language(Task):
             if not {"role", "content"} <= message.keys():
                 raise SettingsError(
                     'a message has a role and a content, such as {"role": "user", "content": "Hi"}; got '
-                    f"{shortened(repr(message))}"
+                    f"{shorten(repr(message))}"
                 )
         return self.text.chat(messages)
 

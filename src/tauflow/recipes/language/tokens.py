@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tauflow.errors import CheckpointError, SettingsError
+from tauflow.errors import CheckpointError, SettingsError, shorten
 from tauflow.recipes.base import INSTALL, Loaded
 from tauflow.recipes.language.ids import Ids
-from tauflow.train.archive import shortened
+from tauflow.untrusted import blame_tokenizer, check_tokenizer, limit_template
 
 MASK = "_"  # what a mask is shown as
 
@@ -63,11 +63,11 @@ class TextTokens:
         if self._names is not None:
             return [self._named(character) for character in text.strip()]
         try:
+            text.encode()
+        except UnicodeError:
+            raise SettingsError(f"The text must be valid Unicode, got {shorten(text)!a}.") from None
+        with blame_tokenizer("The model's tokenizer can't encode the text"):
             ids = self.tokenizer.encode(text, add_special_tokens=False)
-        except (TypeError, UnicodeError):
-            raise SettingsError(
-                f"the text {shortened(text)!a} is no valid Unicode; write it as UTF-8"
-            ) from None
         tokens = self.ids.tokens(ids)
         if -1 in tokens:
             name = self.tokenizer.convert_ids_to_tokens(ids[tokens.index(-1)])
@@ -97,7 +97,8 @@ class TextTokens:
         known = [token if 0 <= token < self.size else self.size for token in tokens]
         if self.ids.mask is None:
             known = [token for token in known if token < self.size]
-        text = self.tokenizer.decode(self.ids.of(known), skip_special_tokens=False)
+        with blame_tokenizer("The model's tokenizer can't decode the samples"):
+            text = self.tokenizer.decode(self.ids.of(known), skip_special_tokens=False)
         return text.replace(self._mask, MASK) if self._mask else text
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
@@ -112,10 +113,8 @@ class TextTokens:
                 "that is to be continued"
             )
         said = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
-        try:
+        with blame_tokenizer("The chat template can't write the messages", SettingsError), limit_template():
             return self.tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
-        except Exception as error:  # of jinja, and what a template raises
-            raise SettingsError(f"the chat template refuses the messages: {shortened(str(error))}") from None
 
 
 def read_tokenizer(folder: Path, kind: str) -> Any:
@@ -124,15 +123,13 @@ def read_tokenizer(folder: Path, kind: str) -> Any:
         import transformers
     except ImportError:
         raise SettingsError(f"a tokenizer needs more packages: {INSTALL}") from None
-    try:
+    with blame_tokenizer(f"{folder} has no tokenizer that {kind} can read. Put the model's own there"):
+        path = folder / "tokenizer.json"
+        if path.exists():
+            check_tokenizer(path.read_text(encoding="utf-8"))
         return getattr(transformers, kind).from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # transformers raises many kinds
-        raise CheckpointError(
-            f"{folder} has no tokenizer that {kind} can read ({shortened(str(error).splitlines()[0])}); put "
-            "the model's own there"
-        ) from None
 
 
 def mask_of(loaded: Loaded, tokenizer: Any, num_ids: int) -> int:
@@ -147,7 +144,7 @@ def mask_of(loaded: Loaded, tokenizer: Any, num_ids: int) -> int:
         )
     if type(found) is not int or not 0 <= found < num_ids:
         raise CheckpointError(
-            f"the mask of {loaded.folder} is {shortened(repr(found))}, which is none of the {num_ids} ids of "
+            f"the mask of {loaded.folder} is {shorten(repr(found))}, which is none of the {num_ids} ids of "
             "the model; correct mask_token_id in config.json, or take the tokenizer that belongs to the model"
         )
     if own is not None and own != found:

@@ -13,10 +13,9 @@ import numpy as np
 
 from tauflow import files
 from tauflow.denoise import DROPPED
-from tauflow.errors import SettingsError
+from tauflow.errors import SettingsError, first_line
 from tauflow.tasks import npz
 from tauflow.tasks.sequences.table import CHUNK, digest
-from tauflow.tasks.text.faults import first_line
 
 OWN = ("unigrams", "lengths", "validation", "conditions")
 GAPS = "gaps"  # between the digests, in a file: small numbers, which compress well

@@ -17,13 +17,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tauflow.errors import SettingsError
+from tauflow.errors import SettingsError, first_line
 from tauflow.tasks.caches import building, key_of, tracked
 from tauflow.tasks.sequences.merges import learned
 from tauflow.tasks.sequences.sources import Entry, Source
 from tauflow.tasks.sequences.tokens import PAD, Tokens, splitter, uncovered
 from tauflow.tasks.text.corpus import in_validation
-from tauflow.tasks.text.faults import first_line
 
 VERSION = 1  # of the cache's format
 MOST_TOKENS = 2**16 - 1  # of a vocabulary, without the padding

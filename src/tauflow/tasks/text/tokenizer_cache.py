@@ -3,11 +3,10 @@
 from pathlib import Path
 
 from tauflow import files
-from tauflow.errors import SettingsError
+from tauflow.errors import SettingsError, first_line
 from tauflow.tasks.caches import key_of
 from tauflow.tasks.text.blocks import Split
 from tauflow.tasks.text.corpus import Corpus
-from tauflow.tasks.text.faults import first_line
 from tauflow.tasks.text.vocabulary import byte_level_bpe, characters, vocabulary_from
 
 

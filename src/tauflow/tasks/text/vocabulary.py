@@ -4,23 +4,18 @@ A file is a tokenizer.json, or GPT-2's pair of files. A Vocabulary is a `tokeniz
 which token ends a document.
 """
 
-import json
-import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tauflow.errors import SettingsError
-from tauflow.tasks.text.faults import first_line
+from tauflow.errors import SettingsError, first_line
+from tauflow.untrusted import blame_tokenizer, check_tokenizer
 
 EOS, UNKNOWN = "<eos>", "<unk>"
 KNOWN_EOS = (EOS, "<|endoftext|>", "</s>", "<|end_of_text|>", "<eos_token>", "[SEP]")
 LARGEST = 2**20  # tokens of a BPE that is made here
-GROWTH = 2**16  # how many times as long the steps of a tokenizer may make a text; those of Llama 4 times
 PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # names of the files of GPT-2's BPE
 
 
@@ -41,7 +36,7 @@ class Vocabulary:
         return self.tokenizer.token_to_id(" ") is not None
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        with _blamed("the tokenizer cannot encode the corpus"):
+        with blame_tokenizer("the tokenizer cannot encode the corpus", SettingsError):
             encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
@@ -54,7 +49,7 @@ class Vocabulary:
                 "in UTF-8"
             )
         unknown = self.tokenizer.token_to_id(UNKNOWN)
-        with _blamed("the model's tokenizer cannot encode the text"):
+        with blame_tokenizer("the model's tokenizer cannot encode the text", SettingsError):
             encoding = self.tokenizer.encode(text, add_special_tokens=False)
         for token, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if token == unknown:
@@ -73,7 +68,7 @@ class Vocabulary:
                 part = []
             else:
                 part.append(token)
-        with _blamed("the model's tokenizer cannot decode samples"):
+        with blame_tokenizer("the model's tokenizer cannot decode samples", SettingsError):
             texts = [self.tokenizer.decode(piece, skip_special_tokens=False) for piece in [*parts, part]]
         return eos.join(texts)
 
@@ -84,8 +79,8 @@ class Vocabulary:
 
 def vocabulary_from(text: str) -> Vocabulary:
     """Read the text of a tokenizer.json, which is not trusted."""
-    with _blamed("this is no tokenizer.json that the tokenizers library can read"):
-        _refuse_growth(text)
+    with blame_tokenizer("this is no tokenizer.json that the tokenizers library can read", SettingsError):
+        check_tokenizer(text)
         tokenizer = Tokenizer.from_str(text)
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -104,41 +99,6 @@ def vocabulary_from(text: str) -> Vocabulary:
     eos = tokenizer.token_to_id(known[0] if known else EOS)
     assert eos is not None
     return Vocabulary(tokenizer, eos)
-
-
-@contextmanager
-def _blamed(what: str) -> Iterator[None]:
-    """Raise SettingsError for whatever the tokenizers library raises, also where its Rust code panics."""
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise SettingsError(f"{what}: {first_line(error)}") from None
-
-
-def _refuse_growth(text: str) -> None:
-    """Raise ValueError if the steps of a tokenizer could turn a short text into a huge one."""
-    described = json.loads(text)
-    if not isinstance(described, dict):
-        raise ValueError("it is no JSON object")
-    for name in ("normalizer", "pre_tokenizer", "decoder"):
-        growth = math.prod(_growths(described.get(name)))
-        if growth > GROWTH:
-            raise ValueError(f"its {name} can make a text more than {GROWTH} times as long")
-
-
-def _growths(step: Any) -> Iterator[int]:
-    """Yield how many times as long each of the steps can make a text, where it can."""
-    if isinstance(step, list):
-        for each in step:
-            yield from _growths(each)
-    elif isinstance(step, dict):
-        if step.get("type") == "ByteLevel":
-            yield 4  # a character is up to four bytes
-        yield from (1 + len(step[name]) for name in ("content", "prepend") if isinstance(step.get(name), str))
-        for value in step.values():
-            yield from _growths(value)
 
 
 def characters(documents: Iterable[str]) -> str:
@@ -199,7 +159,7 @@ def existing(name: str) -> str:
 
 
 def _byte_level_from(vocabulary: Path, merges: Path) -> str:
-    with _blamed(f"{vocabulary} and {merges} are no BPE that the tokenizers library can read"):
+    with blame_tokenizer(f"{vocabulary} and {merges} aren't a readable BPE", SettingsError):
         tokenizer = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
