@@ -14,7 +14,20 @@ FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 RUN = 6  # lines of code that stand nowhere else
 
 VERBS = {
-    *("Adapt", "Add", "Ask", "Average", "Build", "Check", "Choose", "Compile", "Compute", "Count", "Declare", "Do"),
+    *(
+        "Adapt",
+        "Add",
+        "Ask",
+        "Average",
+        "Build",
+        "Check",
+        "Choose",
+        "Compile",
+        "Compute",
+        "Count",
+        "Declare",
+        "Do",
+    ),
     *("Draw", "Drop", "End", "Evaluate", "Exit", "Feed", "Give", "Hold", "Ignore", "Import", "Invert"),
     *("Leap", "Learn", "Let", "Load", "Look", "Make", "Measure", "Move", "Open", "Plan", "Print", "Raise"),
     *("Read", "Rebuild", "Refuse", "Rename", "Return", "Run", "Sample", "Save", "Say", "Set", "Show"),

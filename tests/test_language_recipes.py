@@ -575,7 +575,7 @@ FAULTS = {
     "no tokenizer": (
         "llada",
         lambda folder: (folder / "tokenizer.json").unlink(),
-        "has no tokenizer that PreTrainedTokenizerFast can read",
+        "can't read the tokenizer in",
     ),
     "no mask": (
         "esm",

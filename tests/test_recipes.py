@@ -628,7 +628,7 @@ FAULTS = {
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
     "damaged tokenizer": (
         lambda folder: (folder / "tokenizer.json").write_text("{"),
-        "tokenizer.json is damaged",
+        "tokenizer.json can't be read",
     ),
     "a tokenizer without tags": (
         lambda folder: (folder / "tokenizer.json").write_text(

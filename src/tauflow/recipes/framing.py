@@ -60,7 +60,7 @@ class Prompts:
         """Read a tokenizer.json."""
         if not path.is_file():
             raise CheckpointError(f"{path.parent} has no {path.name}, which prompts need; get it again")
-        with blame_tokenizer(f"{path} is damaged. Download it again"):
+        with blame_tokenizer(f"{path} can't be read"):
             text = path.read_text(encoding="utf-8")
             check_tokenizer(text)
             tokenizer = Tokenizer.from_str(text)

@@ -123,7 +123,7 @@ def read_tokenizer(folder: Path, kind: str) -> Any:
         import transformers
     except ImportError:
         raise SettingsError(f"a tokenizer needs more packages: {INSTALL}") from None
-    with blame_tokenizer(f"{folder} has no tokenizer that {kind} can read. Put the model's own there"):
+    with blame_tokenizer(f"{kind} can't read the tokenizer in {folder}"):
         path = folder / "tokenizer.json"
         if path.exists():
             check_tokenizer(path.read_text(encoding="utf-8"))
