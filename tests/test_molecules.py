@@ -17,7 +17,7 @@ from tauflow.evaluation.distributions import numbers_of, properties_figure, samp
 from tauflow.evaluation.hooks import joined_tables
 from tauflow.evaluation.measure import measured
 from tauflow.evaluation.reference import reference
-from tauflow.evaluation.report import save_pictures
+from tauflow.evaluation.report import sample_files
 from tauflow.evaluation.store import Cell, Results
 from tauflow.moses import Reference, canonical, moses_metrics, properties
 from tauflow.tasks import Molecules
@@ -397,7 +397,7 @@ def test_tables_of_batches_are_joined_in_their_order():
     assert joined_tables({}) == joined_tables({0: {}, 1: {}}) == {}
 
 
-def test_properties_are_drawn_against_real_ones(task, tmp_path):
+def test_properties_are_drawn_against_real_ones(task):
     texts = {4: (ETHANOL, BROKEN, *SMILES[:4]), 2: (BROKEN,)}
     cells = [
         Cell({"sampler": name, "nfe": nfe}, table=task.table(rows(task, *texts[nfe])))
@@ -408,7 +408,7 @@ def test_properties_are_drawn_against_real_ones(task, tmp_path):
     assert [axes.get_xlabel() for axes in figure.axes] == ["logp", "qed", "sa", "weight"]
     _, labels = figure.axes[0].get_legend_handles_labels()
     assert sorted(labels) == ["(real data)", "euler", "tr_cie"]
-    assert save_pictures(Results(cells=cells), tmp_path, task) == ["properties.png", "samples.csv"]
+    assert list(sample_files(Results(cells=cells), task)) == ["properties.png", "samples.csv"]
     assert properties_figure(Results(cells=[Cell({"sampler": "euler", "nfe": 4})]), task) is None
     assert properties_figure(Results(cells=cells), tauflow.tasks.Countdown()) is not None
 

@@ -19,6 +19,7 @@ from lightning.pytorch import Trainer
 import tauflow
 import tauflow.cli.sample
 from tauflow import files
+from tauflow.evaluation.folder import replace_samples
 from tauflow.evaluation.store import REAL, Results
 from tauflow.networks import TransformerConfig
 from tauflow.samplers import SAMPLERS
@@ -363,6 +364,43 @@ def test_a_folder_of_another_process_is_left_alone(call, trained, tmp_path):
     assert code.startswith(f"error: another process is writing to {tmp_path}/out; ")
     assert "\n" not in code
     assert (tmp_path / "out" / "results.json").read_text() == before
+
+
+FASHION = ["--task", "fashion", "--nfe", 2, "--num_samples", 2, "--show", 2, "--nll_items", 0]
+
+
+def test_each_call_replaces_the_images_of_the_last_one(call, tmp_path):
+    folder = tmp_path / "samples"
+    replace_samples(folder, {"samples.csv": b"of a task with a table"})
+    assert call(*FASHION)[0] == 0
+    assert not (folder / "samples.csv").exists()
+    first = (folder / "samples.png").read_bytes()
+    (folder / "own.txt").write_text("mine")
+    code, printed = call(*FASHION, "--seed", 1)
+    assert code == 0
+    assert "written to  samples  (samples.png, evolution.png)" in printed
+    assert (folder / "samples.png").read_bytes() != first
+    with files.held(folder, ""):
+        code, _ = call(*FASHION)
+    assert code.startswith("error: another process is writing to samples; wait for it or choose")
+    assert (folder / "own.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("samples/samples.csv", FASHION), ("out/results.md", ["--ckpt", SHIPPED, "--out", "out"])],
+)
+def test_the_users_own_files_are_never_touched(call, tmp_path, monkeypatch, name, words):
+    path = tmp_path / name
+    path.parent.mkdir()
+    path.write_text("mine")
+    monkeypatch.setattr("tauflow.evaluation.evaluate.SamplerGrid.run", lambda *args: pytest.fail("work"))
+    code, _ = call(*words)
+    assert code == (
+        f"error: {name} already exists and could be overwritten. Move it away, or choose another folder with "
+        "--out DIR."
+    )
+    assert path.read_text() == "mine"
 
 
 def test_sampling_beside_a_run_that_saves(call, trained, tmp_path):

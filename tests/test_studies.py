@@ -148,9 +148,10 @@ def test_the_command_says_what_to_do_with_a_folder_in_use_or_damaged(checkpoint,
     words = ["countdown", "--smoke", "--samplers", "euler", "--ckpt", checkpoint, "--out", str(tmp_path)]
     with files.held(tmp_path, ""), pytest.raises(SystemExit) as stop:
         main(words)
-    assert stop.value.code == (
-        f"error: another process is writing to {tmp_path}; wait for it or choose another --out"
-    )
+    assert stop.value.code.startswith(f"error: another process is writing to {tmp_path}; wait for it")
+    (tmp_path / "results.md").write_text("mine")
+    with pytest.raises(SystemExit, match=r"^error: .*/results\.md already exists .* --out DIR\.$"):
+        main(words)
     (tmp_path / "results.json").write_text("{")
     with pytest.raises(SystemExit, match=r"^error: .*results\.json holds no results .*; remove it to start"):
         main(words)

@@ -6,14 +6,14 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
-from tauflow.errors import FolderInUse, TauflowError, WriteError
+from tauflow.errors import FolderInUse, SettingsError, TauflowError, WriteError
 
 LOCK = ".lock"  # in a folder that a process holds; it stays when the folder is released
 ABANDONED = 600.0  # seconds without a write after which an unfinished file belongs to a killed process
@@ -65,9 +65,9 @@ def digest(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write(path: str | Path, text: str) -> None:
+def write(path: str | Path, content: str | bytes) -> None:
     with atomic(path) as file:
-        file.write(text.encode())
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
@@ -89,6 +89,16 @@ def held(folder: str | Path, advice: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def refuse_overwriting(folder: Path, names: Iterable[str]) -> None:
+    """Raise an error if the folder already has a file with one of these names or patterns."""
+    for name in names:
+        for path in folder.glob(name):
+            raise SettingsError(
+                f"{path} already exists and could be overwritten. Move it away, or choose another folder "
+                "with --out DIR."
+            )
 
 
 def refuse_unwritable(folder: Path, advice: str) -> None:

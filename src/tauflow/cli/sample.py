@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from tauflow.evaluation.evaluate import SamplerGrid
     from tauflow.evaluation.store import Results
 
-PICTURES = Path("samples")  # folder for pictures where --out names none
+SAMPLES = Path("samples")  # folder for images without --out
 
 
 def sample(argv: list[str] | None = None) -> NoReturn:
@@ -62,10 +63,9 @@ def _sample(arguments: argparse.Namespace) -> bool:
     """Show a text, or the table that was asked for; return whether there were no problems."""
     from tauflow.cli.sample_models import loaded_pretrained
     from tauflow.cli.sample_request import checkpoint_of, refuse_unfit, requested, tensorboard_folder
-    from tauflow.evaluation.folder import opened_results
+    from tauflow.evaluation.folder import held_samples, opened_results
     from tauflow.evaluation.grid import GridOptions
-    from tauflow.evaluation.report import shows_more_than_text
-    from tauflow.files import refuse_unwritable
+    from tauflow.evaluation.report import FILES, shows_more_than_text
     from tauflow.ranks import watched
 
     refuse_unfit(arguments)
@@ -77,16 +77,16 @@ def _sample(arguments: argparse.Namespace) -> bool:
         return True
     request = requested(checkpoint_of(arguments), arguments, fabric.device, pretrained)
     board = tensorboard_folder(arguments, request.path) if arguments.tensorboard else None
-    if not arguments.out and shows_more_than_text(request.grid.task):
-        refuse_unwritable(PICTURES, "samples are written there; give --out DIR")
     kept = "give --out DIR to keep the cells that are finished"
     if arguments.out:
         kept = f"the same command resumes: the cells that are finished are safe in {arguments.out}"
-    with watched(lambda: kept):
+    with watched(lambda: kept), ExitStack() as stack:
         fabric.launch()
         request = _agreed(request, arguments, fabric)
         grows = ("samplers", "nfes", "guidance")
-        with opened_results(arguments.out, "samples", request.settings, grows) as results:
+        if not arguments.out and shows_more_than_text(request.grid.task):
+            stack.enter_context(held_samples(SAMPLES))
+        with opened_results(arguments.out, "samples", request.settings, grows, FILES) as results:
             if arguments.command not in results.commands:
                 results.commands.append(arguments.command)
             if fabric.is_global_zero:
@@ -174,24 +174,26 @@ def _announce(request: "Request", results: "Results", arguments: argparse.Namesp
 
 def _show(arguments: argparse.Namespace, results: "Results", grid: "SamplerGrid") -> None:
     """Show the results, and write them where they were asked for."""
+    from tauflow.evaluation.folder import replace_samples
     from tauflow.evaluation.pictures import print_samples
-    from tauflow.evaluation.report import BESIDE, save_pictures, save_report, shows_more_than_text
+    from tauflow.evaluation.report import sample_files, save_report, shows_more_than_text
     from tauflow.evaluation.tables import print_results
 
     given = grid.sampling.prompt
     if arguments.out:
         names = save_report(results, arguments.out, grid.task, given)
     else:
-        for name in BESIDE if shows_more_than_text(grid.task) else ():
-            (PICTURES / name).unlink(missing_ok=True)  # of an earlier call
-        names = save_pictures(results, PICTURES, grid.task, given)
+        shown = sample_files(results, grid.task, given)
+        names = list(shown)
+        if shows_more_than_text(grid.task):
+            replace_samples(SAMPLES, shown)
     cells = [cell for cell in results.cells if cell.shown]
     if len(cells) == 1 and arguments.show:
         print()
         print_samples(cells[0], results, grid.task)
     print_results(results)
     if names:
-        print(f"written to  {arguments.out or PICTURES}  ({', '.join(names)})")
+        print(f"written to  {arguments.out or SAMPLES}  ({', '.join(names)})")
 
 
 def _write_tensorboard(folder: Path, results: "Results", grid: "SamplerGrid", step: int) -> None:

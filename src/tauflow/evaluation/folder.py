@@ -14,18 +14,26 @@ from tauflow.evaluation.store import FILE, Results, plain, unreadable
 from tauflow.ranks import rank, world_size
 
 T = TypeVar("T")
+SAMPLE_FILES = ("samples.png", "evolution.png", "properties.png", "samples.csv")
+"""What a task may have to show of samples besides texts."""
+WRITTEN = ".written"  # in a folder whose sample files each call replaces: the names of those of the last call
 
 
 @contextmanager
 def opened_results(
-    folder: Path | None, name: str, settings: dict[str, Any], grows: Sequence[str] = ()
+    folder: Path | None,
+    name: str,
+    settings: dict[str, Any],
+    grows: Sequence[str] = (),
+    names: Sequence[str] = (),
 ) -> Iterator[Results]:
     """Open the results in a folder to continue them, or new ones; the folder is held until the block ends.
 
     Refuses a folder that another process writes to, or with results of other settings. Settings that `grows`
     names choose cells and change none: a folder may be given more of them. Settings that it does not have yet
-    are added. In a process group every rank gets the results, or the error, of rank 0. A WriteError in the
-    block says what is safe and how to resume.
+    are added. A folder without results.json must not hold any of the files `names`, which will be written
+    there: they are the user's. In a process group every rank gets the results, or the error, of rank 0. A
+    WriteError in the block says what is safe and how to resume.
     """
     settings = json.loads(json.dumps(plain(settings)))
     if folder is None:
@@ -34,8 +42,9 @@ def opened_results(
     with ExitStack() as stack:
 
         def open_first() -> Results:
-            files.refuse_unwritable(folder, "choose another one with --out")
-            stack.enter_context(files.held(folder, "wait for it or choose another --out"))
+            stack.enter_context(held(folder))
+            if not (folder / FILE).exists():
+                files.refuse_overwriting(folder, names)
             return _continued(folder, name, settings, grows)
 
         results = from_first(open_first)
@@ -46,6 +55,45 @@ def opened_results(
             kept = safe if (folder / FILE).exists() else "no cell was finished yet"
             said = f"{error}; {kept}; fix the cause, and the same command resumes"
             raise WriteError(said, error.errno) from error
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold an output folder, which is made if it is missing."""
+    files.refuse_unwritable(folder, "choose another one with --out DIR")
+    with files.held(folder, "wait for it or choose another folder with --out DIR"):
+        yield
+
+
+@contextmanager
+def held_samples(folder: Path) -> Iterator[None]:
+    """Hold a folder whose sample files each call replaces.
+
+    The folder lists those that the last call wrote. Any others are the user's and raise an error.
+    """
+    with ExitStack() as stack:
+
+        def hold_first() -> None:
+            stack.enter_context(held(folder))
+            files.refuse_overwriting(folder, set(SAMPLE_FILES) - _written(folder))
+
+        from_first(hold_first)
+        yield
+
+
+def replace_samples(folder: Path, contents: dict[str, bytes]) -> None:
+    """Write sample files in place of those that the last call wrote, and list them."""
+    for name in _written(folder) - contents.keys():
+        (folder / name).unlink(missing_ok=True)
+    files.write(folder / WRITTEN, "\n".join(contents))
+    for name, content in contents.items():
+        files.write(folder / name, content)
+
+
+def _written(folder: Path) -> set[str]:
+    path = folder / WRITTEN
+    listed = path.read_text().splitlines() if path.exists() else []
+    return set(SAMPLE_FILES).intersection(listed)
 
 
 def from_first(work: Callable[[], T]) -> T:

@@ -1,10 +1,12 @@
 """The files of a finished evaluation: results.json, .csv, .md, figures, and the samples."""
 
+import io
 from pathlib import Path
 
 from tauflow import files
 from tauflow.evaluation.distributions import properties_figure, samples_csv
 from tauflow.evaluation.figures import quality_figure
+from tauflow.evaluation.folder import SAMPLE_FILES
 from tauflow.evaluation.hooks import Tabled
 from tauflow.evaluation.pictures import Known, film_figure, samples_figure, samples_text, shows_pictures
 from tauflow.evaluation.store import Results
@@ -12,8 +14,11 @@ from tauflow.evaluation.tables import to_csv, to_markdown
 from tauflow.evaluation.views import Frame
 from tauflow.tasks import Task
 
-BESIDE = ("samples.png", "evolution.png", "properties.png", "samples.csv")
-"""What a task may have to show of samples besides texts."""
+FILES = (
+    *("results.csv", "results.md", "samples.txt", "quality_vs_nfe.png", *SAMPLE_FILES),
+    "tensorboard/**/events.out.tfevents.*",
+)
+"""What sample.py writes to --out besides results.json."""
 MOST_ROWS = 24  # of samples.png, before it shows the largest budget alone
 
 
@@ -30,7 +35,10 @@ def save_report(results: Results, folder: Path, task: Task, given: Known | None 
         with files.atomic(folder / "quality_vs_nfe.png") as file:
             quality_figure(frame, metrics[0]).savefig(file, format="png", dpi=120)
         names.append("quality_vs_nfe.png")
-    return names + save_pictures(results, folder, task, given)
+    shown = sample_files(results, task, given)
+    for name, content in shown.items():
+        files.write(folder / name, content)
+    return [*names, *shown]
 
 
 def shows_more_than_text(task: Task) -> bool:
@@ -38,8 +46,8 @@ def shows_more_than_text(task: Task) -> bool:
     return shows_pictures(task) or isinstance(task, Tabled)
 
 
-def save_pictures(results: Results, folder: Path, task: Task, given: Known | None = None) -> list[str]:
-    """Write what the task has to show of samples besides texts; return the names of the files.
+def sample_files(results: Results, task: Task, given: Known | None = None) -> dict[str, bytes]:
+    """Return what the task has to show of samples besides texts, as files by name.
 
     samples.png, and evolution.png of the cells measured just now, where there are pictures; samples.csv where
     the task has a table, and properties.png where that has numbers. `given` is what was to be completed. Of a
@@ -51,11 +59,11 @@ def save_pictures(results: Results, folder: Path, task: Task, given: Known | Non
         cells = [cell for cell in cells if cell.factors["nfe"] == largest]
     drawn = {"samples.png": samples_figure(cells, task, given), "evolution.png": film_figure(cells, task)}
     drawn["properties.png"] = properties_figure(results, task)
-    found = {name: figure for name, figure in drawn.items() if figure is not None}
-    for name, figure in found.items():
-        with files.atomic(folder / name) as file:
+    found = {}
+    for name, figure in drawn.items():
+        if figure is not None:
+            file = io.BytesIO()
             figure.savefig(file, format="png", dpi="figure")
+            found[name] = file.getvalue()
     table = samples_csv(results)
-    if table:
-        files.write(folder / "samples.csv", table)
-    return [*found, *(["samples.csv"] if table else [])]
+    return found | ({"samples.csv": table.encode()} if table else {})

@@ -23,7 +23,7 @@ from tauflow.evaluation.store import Cell, Factors, Measured, Record, Results, S
 from tauflow.evaluation.views import View
 from tauflow.recipes import pretrained
 from tauflow.recipes.folders import digest_of
-from tauflow.studies.report import save
+from tauflow.studies.report import FILES, save
 from tauflow.train import SHIPPED, Trained, load
 
 
@@ -98,7 +98,7 @@ class Study(ABC):
         """
         cells = self.cells()
         settings = dataclasses.asdict(self.settings) | {"sha256": [_digest(path) for path in self.paths()]}
-        with opened_results(folder, self.name, settings, self.grows) as results:
+        with opened_results(folder, self.name, settings, self.grows, FILES) as results:
             results.scales = self.scales()
             for note in self.notes:
                 results.note(note)

@@ -13,6 +13,7 @@ from PIL import Image
 
 from tauflow import files
 from tauflow.errors import SettingsError
+from tauflow.evaluation.folder import held
 from tauflow.evaluation.grid import progress_bar
 from tauflow.geneval import (
     CLIP,
@@ -62,8 +63,9 @@ class GenEval:
                 "without a detector there is only the CLIP score: name its model, --clip NAME"
             )
         prompts = read_folder(self.images)
-        files.refuse_unwritable(out, "choose another one with --out")
-        with files.held(out, "wait for it or choose another --out"):
+        with held(out):
+            if not (out / FILES[0]).exists():
+                files.refuse_overwriting(out, FILES)
             results = self._scored(prompts, out / FILES[0], progress)
             text = report(results, command)
             files.write(out / FILES[1], text)

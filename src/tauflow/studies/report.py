@@ -13,6 +13,9 @@ from tauflow.studies.paired import difference_table, with_differences
 if TYPE_CHECKING:
     from tauflow.studies.base import Study
 
+FILES = ("results.csv", "results.md", "figure.png", "pictures*.png")
+"""What a study writes besides results.json."""
+
 
 def save(study: "type[Study]", results: Results, folder: Path, command: str = "") -> list[str]:
     """Write results.csv, results.md and figure.png beside results.json, each atomically; keep the command.
