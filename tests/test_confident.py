@@ -268,7 +268,7 @@ def test_batches_of_a_cell_are_counted_alike():
     cell = measure_cell(trained.model, trained.task, sampler, {"nfe": 3}, Sampling(12, 4, show=0))
     model, taken = trained.model, []
     for batch in range(3):
-        result = tauflow.sample(model, sampler, 3, count=4, seed=Sampling(12, 4).seed_for(batch))
+        result = tauflow.sample(model, sampler, 3, count=4, seed=Sampling(12, 4).generator_for(batch))
         taken += [result.nfe] * 4 if result.evaluations is None else result.evaluations.tolist()
     found = {record.metric: record.measured for record in cell.records}["evaluations"]
     assert found.value == pytest.approx(sum(taken) / 12)

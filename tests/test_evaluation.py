@@ -122,11 +122,11 @@ def test_every_cell_is_measured_counted_and_timed(results):
 def test_values_and_errors_are_those_of_the_samples(results):
     """All 50 samples are drawn again, batch by batch, with the documented seeds; mean and standard error are
     computed by hand."""
-    from tauflow.seeds import seed_of
+    from tauflow.seeds import generator_for
 
     model = exact().model
     parts = [
-        tauflow.sample(model, "tr_cie", 8, count=size, seed=seed_of("evaluation", 0, number)).tokens
+        tauflow.sample(model, "tr_cie", 8, count=size, seed=generator_for("evaluation", 0, number)).tokens
         for number, size in enumerate([16, 16, 16, 2])
     ]
     rates = violations(torch.cat(parts), VALUES).double().mean(1)
@@ -581,17 +581,13 @@ def test_a_prompt_of_another_number_of_rows_is_refused():
         ({"nfes": [2.5]}, "whole number of at least 1, got 2.5"),
         ({"nfes": [0]}, "whole number of at least 1"),
         ({"nfes": []}, "no budget"),
-        *(
-            ({name: wrong}, f"{name} must be a")
-            for name in ("num_samples", "batch_size")
-            for wrong in (0, -1, True, 2.0, "4", 10**18)
-        ),
-        *(
-            ({"nll_items": wrong}, "nll_items must be a whole number of at least 0")
-            for wrong in (-1, True, 2.0)
-        ),
-        ({"num_samples": 10**9, "batch_size": 10**9}, "too large; lower batch_size to 178956970 or less"),
-        ({"guidance": [2.0]}, "this network takes no condition"),
+        ({"nfes": 2.5}, "nfe must be a whole number"),
+        ({"num_samples": 0}, "num_samples must be a whole number"),
+        ({"batch_size": "4"}, "batch_size must be a whole number"),
+        ({"nll_items": -1}, "nll_items must be a whole number of at least 0"),
+        ({"seed": 2**32}, "seed must be a whole number"),
+        ({"guidance": 2.0}, "this network takes no condition"),
+        ({"guidance": ["strong"], "samplers": "euler"}, "guidance weight must be a finite number"),
         ({"guidance": [math.inf], "samplers": "euler"}, "finite number"),
         ({"condition": torch.tensor([1])}, "this network takes no condition"),
         (
@@ -605,6 +601,25 @@ def test_bad_requests_are_refused_before_any_work(arguments, message):
     with pytest.raises(SamplingError, match=message):
         tauflow.evaluate(trained, **arguments)
     assert trained.model.denoiser.calls == 0
+
+
+def test_a_trained_model_and_its_model_are_not_mixed_up():
+    trained = exact()
+    for call in (
+        lambda: tauflow.sample(trained),
+        lambda: tauflow.nll(trained, "euler", 2, torch.zeros(1, LENGTH).long()),
+        lambda: tauflow.learn_counts(trained),
+        lambda: tauflow.learn_order(trained),
+        lambda: tauflow.learn_influence(trained),
+    ):
+        with pytest.raises(
+            SamplingError, match=r"must be a tauflow\.Model, got Trained\. Pass trained\.model"
+        ):
+            call()
+    with pytest.raises(
+        SamplingError, match=r"must be a tauflow\.Trained, got Model\. .*Trained\(model, task\)"
+    ):
+        tauflow.evaluate(trained.model)
 
 
 def test_a_bad_temperature_and_a_missing_task_are_refused():

@@ -22,7 +22,7 @@ from tauflow.evaluation.tensorboard import write_grid
 from tauflow.evaluation.views import Frame
 from tauflow.samplers.draws import categorical
 from tauflow.samplers.tweedie import Tweedie
-from tauflow.seeds import seed_of
+from tauflow.seeds import generator_for
 
 
 def nats_of(model, task, sampler, nfe, count=16, size=64) -> torch.Tensor:
@@ -34,9 +34,15 @@ def nats_of(model, task, sampler, nfe, count=16, size=64) -> torch.Tensor:
         part = items[begin : begin + size]
         tokens = torch.stack([item["tokens"] for item in part])
         condition = torch.stack([item["condition"] for item in part]) if task.conditions else None
-        seed = seed_of("evaluation", 0, number)
+        seed = generator_for("evaluation", 0, number)
         found.append(tauflow.nll(model, sampler, nfe, tokens, condition=condition, seed=seed))
     return torch.cat(found) / task.length
+
+
+def test_more_items_than_there_are_means_all_of_them():
+    found = tauflow.evaluate(exact(), "euler", 2, 2, nll_items=10**9)
+    assert len(found.cells[-1].items["nll"]) == 64
+    assert "nll is over all 64 validation items: there are no more" in found.notes
 
 
 def test_it_is_that_of_the_first_validation_items():

@@ -118,6 +118,12 @@ def test_a_grid_is_written(call, trained, tmp_path):
     assert "holds results with other settings (num_samples: 10 there, 11 now); choose another --out" in code
 
 
+def test_a_repeated_flag_adds_to_the_first(call, trained, tmp_path):
+    args = ["--ckpt", trained / "best.ckpt", "--num_samples", 2, "--nll_items", 0, "--out", tmp_path / "out"]
+    assert call(*args, "--sampler", "euler", "--sampler", "tweedie", "--nfe", 2, "--nfe", 3)[0] == 0
+    assert list(cells(tmp_path / "out")) == [("euler", 2), ("tweedie", 2), ("euler", 3), ("tweedie", 3)]
+
+
 def test_variants_of_one_method_stand_in_one_table(call, trained, tmp_path):
     specs = ["tr_cie", "tr_cie(grid=tau)", "spaced_even(power=3)"]
     args = ["--ckpt", trained / "best.ckpt", "--nfe", 4, 8, "--num_samples", 4, "--out", tmp_path / "out"]

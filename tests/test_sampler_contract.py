@@ -343,10 +343,9 @@ ZEROS = torch.zeros(B, D, dtype=torch.long)
         ({"prompt": (ZEROS.float(), KNOWN)}, "prompt must hold integer tokens"),
         ({"prompt": (ZEROS, KNOWN.float())}, "known part of a prompt must be boolean"),
         ({"prompt": ([1], [True])}, "tokens of a prompt must be a tensor, got list"),
-        ({"seed": "x"}, "seed must be a whole number of at most 64 bits or a torch.Generator, got 'x'"),
-        ({"seed": 0.5}, "seed must be a whole number"),
-        ({"seed": None}, "seed must be a whole number"),
-        ({"seed": 2**70}, "seed must be a whole number"),
+        ({"seed": "x"}, r"seed must be a whole number from 0 to 2\*\*32 - 1, got 'x'"),
+        ({"seed": 2**32}, "seed must be a whole number"),  # would have the samples of seed 0
+        ({"seed": -1}, "seed must be a whole number"),
         ({"condition": torch.zeros(B, 1).long()}, "this network takes no condition; drop the condition"),
     ],
 )

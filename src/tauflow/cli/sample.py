@@ -30,6 +30,8 @@ def sample(argv: list[str] | None = None) -> NoReturn:
     """Run sample.py; exit with a message instead of a traceback where the user can fix the cause."""
     argv = sys.argv[1:] if argv is None else argv
     arguments, unknown = parser().parse_known_args(argv)
+    arguments.sampler = arguments.sampler or ["auto"]
+    arguments.nfe = arguments.nfe or ["32"]
     arguments.command = shlex.join(["python", "sample.py", *argv])
     refuse_unknown(unknown, arguments.sampler)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)

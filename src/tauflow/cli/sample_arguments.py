@@ -40,7 +40,8 @@ def parser() -> argparse.ArgumentParser:
         "--sampler",
         type=given,
         nargs="+",
-        default=["auto"],
+        action="extend",
+        default=[],
         metavar="SPEC",
         help="see below (default auto)",
     )
@@ -48,7 +49,8 @@ def parser() -> argparse.ArgumentParser:
         "--nfe",
         type=given,
         nargs="+",
-        default=["32"],
+        action="extend",
+        default=[],
         metavar="N",
         help="budgets of network evaluations (default 32)",
     )
@@ -66,9 +68,12 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=16,
         metavar="N",
-        help="validation items whose likelihood is measured with each sampler; 0 for none (default 16)",
+        help="validation items whose likelihood is measured with each sampler, at most all that there are; "
+        "0 for none (default 16)",
     )
-    what.add_argument("--seed", type=int, default=0, help="seed of everything that is drawn (default 0)")
+    what.add_argument(
+        "--seed", type=int, default=0, help="seed of everything that is drawn, 0 to 2**32 - 1 (default 0)"
+    )
     add_request_arguments(what)
     add_text_arguments(what)
     add_result_arguments(found)
@@ -112,6 +117,7 @@ def add_request_arguments(group: Any) -> None:
         "--guidance",
         type=given,
         nargs="+",
+        action="extend",
         default=[],
         metavar="W",
         help="weights of guidance by the condition, or by --prompt where there is none; 1 turns it off",
@@ -204,6 +210,7 @@ def add_model_arguments(group: Any) -> None:
         "--classes",
         type=given,
         nargs="+",
+        action="extend",
         default=[],
         metavar="NAME",
         help="classes of your own that it may name: module.Class or file.py:Class",

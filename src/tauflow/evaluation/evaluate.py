@@ -36,7 +36,7 @@ def evaluate(
     *,
     batch_size: int = 64,
     seed: int = 0,
-    guidance: Sequence[float] = (),
+    guidance: float | Sequence[float] = (),
     condition: Tensor | None = None,
     prompt: Prompt | tuple[Tensor, Tensor] | None = None,
     nll_items: int = 16,
@@ -54,15 +54,21 @@ def evaluate(
         num_samples: samples of each cell, over all devices.
         batch_size: samples drawn together; devices share batches, and each batch has a seed of its own.
         seed: of all samples; every sampler begins from the same x_0.
-        guidance: weights of guidance, each a row of its own; 1 is none. By the condition of a model that
-            takes one, else by the prompt.
+        guidance: a weight of guidance, or several, each a row of its own; 1 is none. By the condition of a
+            model that takes one, else by the prompt.
         condition: what all samples are asked to be (C,); by default what validation items are.
         prompt: what is known: tokens and known (D,) for every sample, or a row for each, (num_samples, D).
         nll_items: validation items, from the first on, whose nll is measured, in batches; 0 for none.
     """
+    if not isinstance(trained, Trained):
+        raise SamplingError(
+            f"trained must be a tauflow.Trained, got {type(trained).__name__}. Load one with "
+            "tauflow.load(path), or make one with tauflow.Trained(model, task)."
+        )
     size = (num_samples, batch_size, seed)
     sampling = Sampling(*size, condition=condition, prompt=prompt, nll_items=nll_items)
-    grid = SamplerGrid.of(trained, samplers, nfes, guidance, sampling)
+    weights = [guidance] if isinstance(guidance, int | float) else guidance
+    grid = SamplerGrid.of(trained, samplers, nfes, weights, sampling)
     return grid.run(Results(), GridOptions())
 
 
@@ -104,7 +110,7 @@ class SamplerGrid:
             checked_condition(sampling.condition, 1, trained.model)
             grid.notes.append(f"all samples were asked for: {grid.task.caption(sampling.condition)}")
         for weight in guidance:
-            sampling.model(trained.model, float(weight), sampling.prompt_for(0))
+            sampling.model(trained.model, weight, sampling.prompt_for(0))
         grid._choose_likely()
         return grid
 
@@ -168,11 +174,15 @@ class SamplerGrid:
         if name not in self.likely:
             return cell
         try:
-            return with_nll(cell, self.model, self.task, sampler, self.sampling, advance)
+            cell = with_nll(cell, self.model, self.task, sampler, self.sampling, advance)
         except SamplingError as error:  # such as one of a user's own that draws its tokens by itself
             self.likely.remove(name)
             self.notes.append(f"no nll of {name}: {error}")
             return cell
+        count = len(cell.items[NLL])
+        if count < self.sampling.nll_items:
+            self.notes.append(f"nll is over all {count} validation items: there are no more")
+        return cell
 
     def _add_reference(self, results: Results, options: GridOptions) -> None:
         try:
@@ -263,7 +273,7 @@ def check(
     model: Model, samplers: dict[str, Sampler], nfes: int | Sequence[int], sampling: Sampling
 ) -> list[int]:
     """Return the budgets in order; refuse, before any work, what cannot be done."""
-    asked = [nfes] if isinstance(nfes, int) else list(nfes)
+    asked = list(nfes) if isinstance(nfes, Iterable) else [nfes]
     if not asked:
         raise SamplingError("nfes holds no budget; name one, such as 32")
     budgets = sorted({whole(nfe, "nfe") for nfe in asked})

@@ -62,8 +62,9 @@ def with_nll(
     def force() -> None:
         for batch in range(rank(), len(batches), world_size()):
             tokens, condition = real_items(task, batches[batch])
-            seed = sampling.seed_for(batch)
-            found = nll(model, sampler, int(cell.factors["nfe"]), tokens, condition=condition, seed=seed)
+            generator = sampling.generator_for(batch)
+            nfe = int(cell.factors["nfe"])
+            found = nll(model, sampler, nfe, tokens, condition=condition, seed=generator)
             nats[batches[batch].start : batches[batch].stop] = found.tolist()
             advance()
 

@@ -24,10 +24,10 @@ from tauflow.evaluation.hooks import Table, joined_tables, table_of
 from tauflow.evaluation.store import Cell, Factors, Measured, Record, Scale, Shown
 from tauflow.ranks import backend, largest, rank, world_size
 from tauflow.samplers import Prompt, Result, Sampler, sample
-from tauflow.samplers.api import checked_prompt, whole
+from tauflow.samplers.api import checked_prompt, checked_seed, whole
 from tauflow.samplers.base import require
 from tauflow.samplers.unprompted import unprompted
-from tauflow.seeds import seed_of
+from tauflow.seeds import generator_for
 from tauflow.tasks import SampleMetric, Task
 
 DETAILS = {
@@ -78,6 +78,7 @@ class Sampling:
         for name in ("num_samples", "batch_size"):
             value = whole(getattr(self, name), name)
             require(value <= MOST_SAMPLES, f"{name} must be at most {MOST_SAMPLES}, got {value}")
+        object.__setattr__(self, "seed", checked_seed(self.seed))
         for name in ("show", "nll_items"):
             value = getattr(self, name)
             fits = isinstance(value, int) and not isinstance(value, bool) and value >= 0
@@ -94,8 +95,8 @@ class Sampling:
     def size(self, batch: int) -> int:
         return min(self.batch_size, self.num_samples - batch * self.batch_size)
 
-    def seed_for(self, batch: int) -> int:
-        return seed_of("evaluation", self.seed, batch)
+    def generator_for(self, batch: int) -> torch.Generator:
+        return generator_for("evaluation", self.seed, batch)
 
     def conditions_for(self, batch: int, task: Task) -> Tensor | None:
         """Return the conditions (B, C) of a batch: the one asked for, or those of validation items."""
@@ -194,10 +195,9 @@ def _sample(
     states: list[Tensor] = []
     watch = (lambda info, state: states.append(state.x[0].cpu())) if batch == 0 else None
     count = sampling.size(batch)
-    seed = sampling.seed_for(batch)
     prompt = sampling.prompt_for(batch)
     if batch == 0:
-        x_0 = model.process.start((count, model.length), torch.Generator().manual_seed(seed))
+        x_0 = model.process.start((count, model.length), sampling.generator_for(batch))
         if prompt is not None:
             x_0 = torch.where(prompt.known.cpu(), prompt.tokens.cpu(), x_0)
         states.append(x_0[0])
@@ -208,7 +208,7 @@ def _sample(
         count=count,
         condition=condition,
         prompt=prompt,
-        seed=seed,
+        seed=sampling.generator_for(batch),
         observer=watch,
     )
     return result, states

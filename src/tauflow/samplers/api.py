@@ -9,7 +9,6 @@ from torch import Tensor
 
 from tauflow.denoise import DROPPED, Model
 from tauflow.denoise.model import refuse_too_many
-from tauflow.errors import SamplingError
 from tauflow.samplers.base import Observer, Result, Sampler, require
 from tauflow.samplers.run import Request, run
 from tauflow.samplers.spec import sampler_from
@@ -46,13 +45,14 @@ def sample(
         condition: what the samples are asked to be, integers (B, C) or (C,) for all of them; -1 is not given.
         prompt: tokens that are known, with true where they are: a pair of tensors (B, D) or (D,). They never
             change and cost no evaluation.
-        seed: of all randomness, or a torch.Generator. The global generators are neither read nor moved.
+        seed: of all randomness, 0 to 2**32 - 1, or a torch.Generator. The global generators are neither read
+            nor moved.
         observer: called with (StepInfo, State) after every step.
         progress: show a progress bar.
         batch_size: how many samples the denoiser is given at once, where the logits of all of them do not fit
             into memory; None is all of them. The samples are the same.
     """
-    require(isinstance(model, Model), f"model must be a tauflow.Model, got {type(model).__name__}")
+    check_model(model)
     sampler = sampler_from(sampler, model)
     nfe = whole(nfe, "nfe")
     shape = (whole(count, "count"), model.length)
@@ -82,16 +82,33 @@ def sample(
     return run(sampler, request)
 
 
+def check_model(model: Any) -> None:
+    """Raise an error if this is not a Model, such as a Trained, which holds one."""
+    require(
+        isinstance(model, Model),
+        f"model must be a tauflow.Model, got {type(model).__name__}. Pass trained.model of a loaded "
+        "checkpoint, or tauflow.Model(network, process, shape).",
+    )
+
+
 def seeded(seed: Any) -> torch.Generator:
     """Return a generator from itself or from a seed; refuse anything else."""
     if isinstance(seed, torch.Generator):
         return seed
+    return torch.Generator().manual_seed(checked_seed(seed))
+
+
+def checked_seed(seed: Any) -> int:
+    """Return a seed as an int; raise an error if it is out of range.
+
+    torch's CPU generator reads the lowest 32 bits alone: any other seed has the samples of one of these.
+    """
     try:
-        return torch.Generator().manual_seed(operator.index(seed))
-    except (TypeError, ValueError, RuntimeError):  # no whole number, or one of over 64 bits
-        raise SamplingError(
-            f"seed must be a whole number of at most 64 bits or a torch.Generator, got {seed!r}"
-        ) from None
+        number = operator.index(seed)
+    except TypeError:
+        number = -1
+    require(0 <= number < 2**32, f"seed must be a whole number from 0 to 2**32 - 1, got {seed!r}")
+    return number
 
 
 def whole(number: Any, name: str) -> int:

@@ -22,7 +22,7 @@ from torch import Tensor
 from tauflow.denoise import Model
 from tauflow.devices import precise
 from tauflow.errors import SamplingError
-from tauflow.samplers.api import checked_condition, seeded, whole
+from tauflow.samplers.api import check_model, checked_condition, seeded, whole
 from tauflow.samplers.base import Sampler, require
 from tauflow.samplers.draws import Drawing
 from tauflow.samplers.run import Request, run
@@ -95,7 +95,7 @@ def nll(
         seed: of the sets, or a torch.Generator.
         batch_size: how many items the denoiser is given at once; None is all of them.
     """
-    require(isinstance(model, Model), f"model must be a tauflow.Model, got {type(model).__name__}")
+    check_model(model)
     sampler = sampler_from(sampler, model)
     if reason := no_likelihood(sampler, model):
         raise SamplingError(reason)

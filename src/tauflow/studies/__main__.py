@@ -36,7 +36,7 @@ LIMITS = {
     **dict.fromkeys(("samples", "batch_size"), (1, 10**9)),
     "nll_items": (0, 10**9),
     "nfes": (1, 10**6),
-    "seeds": (0, 2**63 - 1),
+    "seeds": (0, 2**32 - 1),
 }
 """Smallest and largest values of a setting."""
 
@@ -73,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--ckpt",
         nargs="+",
+        action="extend",
         type=word,
         default=[],
         metavar="PATH",

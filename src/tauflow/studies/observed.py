@@ -7,7 +7,7 @@ from tauflow.errors import SettingsError
 from tauflow.evaluation.store import Cell, Factors, Measured, Record, Scale
 from tauflow.evaluation.views import View
 from tauflow.samplers import sample
-from tauflow.seeds import seed_of
+from tauflow.seeds import generator_for
 from tauflow.studies.base import Study, records
 from tauflow.theory import observers
 from tauflow.theory.diagnostic import Diagnostic
@@ -37,8 +37,8 @@ class Observed(Study):
         model, settings = self.models[str(factors["source"])].model, self.settings
         for begin in range(0, settings.samples, settings.batch_size):
             count = min(settings.batch_size, settings.samples - begin)
-            seed = seed_of("observed", int(factors["seed"]), begin)
-            sample(model, spec, int(factors["nfe"]), count=count, seed=seed, observer=observer)
+            generator = generator_for("observed", int(factors["seed"]), begin)
+            sample(model, spec, int(factors["nfe"]), count=count, seed=generator, observer=observer)
 
 
 class Positivity(Observed):

@@ -48,7 +48,7 @@ from tauflow.denoise import LearnedCounts, Model
 from tauflow.denoise.counts import checked_counts
 from tauflow.errors import SamplingError
 from tauflow.samplers import sample
-from tauflow.samplers.api import seeded
+from tauflow.samplers.api import check_model, seeded
 from tauflow.samplers.base import Problem, require
 from tauflow.samplers.draws import chunks
 from tauflow.samplers.reveal_counts import order_of_counts
@@ -85,6 +85,7 @@ def learn_counts(
         nfe: budget of these samples; by default D, one token an evaluation.
         seed: of everything drawn.
     """
+    check_model(model)
     refuse_order(model, order)
     generator = seeded(seed)
     if data is None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from tauflow.denoise import Model
 from tauflow.errors import SamplingError
 from tauflow.samplers import sample
-from tauflow.samplers.api import seeded
+from tauflow.samplers.api import check_model, seeded
 from tauflow.samplers.base import Problem
 from tauflow.theory import beside
 from tauflow.theory.orders import ENTRIES, checked_data
@@ -39,6 +39,7 @@ def learn_influence(
         nfe: budget of these samples.
         seed: of everything drawn.
     """
+    check_model(model)
     process, length = model.process, model.length
     if not process.absorbing:
         raise SamplingError(

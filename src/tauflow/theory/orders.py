@@ -19,7 +19,7 @@ from torch import Tensor
 from tauflow.denoise import Denoiser, Model
 from tauflow.errors import SamplingError
 from tauflow.samplers import sample
-from tauflow.samplers.api import seeded
+from tauflow.samplers.api import check_model, seeded
 from tauflow.theory import beside
 
 ENTRIES = 2**24  # of a batch of posteriors: some tens of megabytes
@@ -46,6 +46,7 @@ def dependence(
     model: Model, *, contexts: int = 16, data: Tensor | None = None, nfe: int = 16, seed: int = 0
 ) -> Tensor:
     """Measure by how much revealing one coordinate moves the posterior of another, (D, D)."""
+    check_model(model)
     process, denoiser, length = model.process, model.denoiser, model.length
     if not process.absorbing:
         raise SamplingError(f"an order of reveals needs a masked source; this model has a {process.name} one")
