@@ -126,8 +126,6 @@ def test_conditions_reach_the_network():
         ({"shape": ()}, "shape must be the sizes of a sample"),
         ({"shape": (4, 2.5)}, "shape must be the sizes of a sample"),
         ({"shape": (4, 0)}, "shape must be the sizes of a sample"),
-        ({"shape": (10**12,)}, "has 1000000000000 coordinates; at most 2147483648 are sampled at once"),
-        ({"shape": (2**16, 2**16)}, "has 4294967296 coordinates; at most 2147483648 are sampled at once"),
         ({"order": torch.zeros(D)}, "an order must hold each number from 0 to 11 once"),
         ({"order": torch.arange(5)}, "an order must hold each number from 0 to 11 once"),
     ],

@@ -307,36 +307,20 @@ def test_infinite_options_can_be_resumed(call, trained, tmp_path):
 
 def test_bad_requests(call, trained, tmp_path, monkeypatch):
     best = trained / "best.ckpt"
-    (tmp_path / "file").write_text("")
     torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
     for args, expected in [
         (["--ckpt", "missing.ckpt"], "Checkpoint not found: missing.ckpt"),
         (["--ckpt", tmp_path / "foreign.ckpt"], "was not written by tauflow's train.py"),
-        (["--ckpt", best, "--sampler", "eulr"], "unknown sampler 'eulr'"),
-        (["--ckpt", best, "--nfe", "0"], "whole number of at least 1"),
         (["--ckpt", best, "--nfe", "8,x"], "'8,x' is not a list of whole numbers such as 8 16 32"),
-        (["--ckpt", best, "--num_samples", "0"], "num_samples must be a whole number of at least 1"),
-        (
-            ["--ckpt", best, "--sampler", "spaced_even(theta=0.3)"],
-            "sampler spaced_even has no option 'theta'",
-        ),
-        (["--ckpt", best, "--sampler", "tr_cie(grid=tau, cutoff=2)"], "cutoff = 1 - kappa at the end"),
         (["--ckpt", best, "--prompt", "9"], "values 0 to 5"),
         (["--ckpt", best, "--prompt", "1 " * 17], "drop 1"),
-        (["--ckpt", best, "--out", tmp_path / "file"], "cannot write to"),
         (["--ckpt", best, "--guidance", "2"], "this network takes no condition"),
         (["--ckpt", best, "--guidance", best], "--guidance takes weights such as 1 2 4"),
         (["--ckpt", best, "--unconditional", best], "--unconditional needs --guidance W"),
         (["--ckpt", best, "--condition", "2"], "Countdown has no conditions; drop --condition"),
-        (["--ckpt", best, "--device", "tpu:0"], "cannot compute with --device tpu:0"),
-        (["--ckpt", best, "--device", "cpu:x"], "such as cuda:1"),
-        (["--ckpt", best, "--precision", "16-mixed"], "needs a GPU"),
-        (["--ckpt", best, "--temperature", "nan"], "temperature must be above 0"),
         (["--ckpt", best, "--infill", "1 __ 3"], "drop --infill"),
         (["--ckpt", best, "--judge", "ngram"], "drop --judge"),
         (["--ckpt", best, "--device", "cpu", "--devices", "2"], "--device names one device"),
-        (["--ckpt", best, "--show", "-1"], "show must be"),
-        (["--ckpt", best, "--temperature", "0"], "temperature must be above 0"),
     ]:
         code, _ = call(*args)
         assert isinstance(code, str), args

@@ -29,7 +29,6 @@ from tauflow.process import Metric, Mixture, Process, Schedule, Uniform, schedul
 
 ChannelsName = Literal["together", "apart"]
 RatesName = Literal["mixture", "metric"]
-MOST_COORDINATES = 2**31  # of all samples of one call
 
 
 @dataclass(frozen=True, init=False)
@@ -219,17 +218,7 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
         numbers = ()
     if not numbers or min(numbers) < 1:
         raise SamplingError(f"shape must be the sizes of a sample such as (256,) or (28, 28), got {shape!r}")
-    refuse_too_many(math.prod(numbers), f"a sample of the shape {numbers}")
     return numbers
-
-
-def refuse_too_many(coordinates: int, what: str) -> None:
-    """Raise if so many coordinates cannot be sampled at once."""
-    if coordinates > MOST_COORDINATES:
-        raise SamplingError(
-            f"{what} has {coordinates} coordinates; at most {MOST_COORDINATES} are sampled at once, whose "
-            "states alone take 16 GiB"
-        )
 
 
 def checked_channels(channels: Any, shape: tuple[int, ...]) -> ChannelsName | None:

@@ -17,7 +17,6 @@ from torchmetrics import MetricCollection
 
 from tauflow.denoise import Model, TimedDenoiser
 from tauflow.denoise.denoiser import now
-from tauflow.denoise.model import MOST_COORDINATES
 from tauflow.errors import SamplingError, WriteError
 from tauflow.evaluation.counts import Counts
 from tauflow.evaluation.hooks import Table, joined_tables, table_of
@@ -38,8 +37,6 @@ DETAILS = {
     "time": ("ms_per_sample", "sampler_ms_per_sample", "network_share"),
 }
 """What is recorded of a cell besides the task's metrics, by the group of charts it stands in."""
-
-MOST_SAMPLES = 10**9  # of a cell
 
 
 @dataclass(frozen=True)
@@ -76,8 +73,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name in ("num_samples", "batch_size"):
-            value = whole(getattr(self, name), name)
-            require(value <= MOST_SAMPLES, f"{name} must be at most {MOST_SAMPLES}, got {value}")
+            whole(getattr(self, name), name)
         object.__setattr__(self, "seed", checked_seed(self.seed))
         for name in ("show", "nll_items"):
             value = getattr(self, name)
@@ -116,14 +112,8 @@ class Sampling:
         return Prompt(tokens, known)
 
     def refuse_unfit(self, model: Model) -> None:
-        """Refuse a temperature, a prompt or a batch that cannot be sampled of the model."""
+        """Refuse a temperature or a prompt that cannot be sampled of the model."""
         self.model(model, None)
-        size = self.size(0) * model.length
-        require(
-            size <= MOST_COORDINATES,
-            f"a batch of {self.size(0)} samples of {model.length} tokens is too large; lower batch_size to "
-            f"{max(1, MOST_COORDINATES // model.length)} or less",
-        )
         if self.prompt is not None:
             parts = self.prompt if isinstance(self.prompt, tuple | list) else ()
             rows = self.num_samples if any(getattr(each, "ndim", 1) > 1 for each in parts) else 1

@@ -29,7 +29,6 @@ Factors = dict[str, Factor]
 REAL = "(real data)"  # the sampler of records of real data
 FORMAT = 2  # of results.json
 FILE = "results.json"
-MOST_BYTES = 2**30  # of it: far more than the largest grid writes
 
 Number = float | Literal["inf", "-inf"] | None  # as JSON holds it
 HEAD: dict[str, Any] = {
@@ -177,8 +176,8 @@ class Results:
         if not path.exists():
             raise TauflowError(f"there is no {path}; name a folder with results")
         try:
-            if not path.is_file() or path.stat().st_size > MOST_BYTES:
-                raise ValueError("it is no file, or one of over 1 GB")
+            if not path.is_file():
+                raise ValueError("it isn't a file")
             return _results_from(json.loads(path.read_bytes()))
         except OSError as error:
             raise unreadable(path, error.strerror or str(error)) from None

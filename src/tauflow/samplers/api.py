@@ -1,6 +1,5 @@
 """tauflow.sample: checks a request, then runs a sampler on it."""
 
-import math
 import operator
 from typing import Any, NamedTuple
 
@@ -8,7 +7,6 @@ import torch
 from torch import Tensor
 
 from tauflow.denoise import DROPPED, Model
-from tauflow.denoise.model import refuse_too_many
 from tauflow.samplers.base import Observer, Result, Sampler, require
 from tauflow.samplers.run import Request, run
 from tauflow.samplers.spec import sampler_from
@@ -56,7 +54,6 @@ def sample(
     sampler = sampler_from(sampler, model)
     nfe = whole(nfe, "nfe")
     shape = (whole(count, "count"), model.length)
-    refuse_too_many(math.prod(shape), f"a call for {count} samples")
     batch_size = None if batch_size is None else whole(batch_size, "batch_size")
     generator = seeded(seed)
     number = None if isinstance(seed, torch.Generator) else operator.index(seed)

@@ -2,7 +2,6 @@
 
 import argparse
 import io
-import math
 import shlex
 import sys
 import textwrap
@@ -32,13 +31,8 @@ its numbers mean nothing.
 """
 
 DATA = "where the data of a checkpoint lies, such as files=corpus.txt; repeatable"
-LIMITS = {
-    **dict.fromkeys(("samples", "batch_size"), (1, 10**9)),
-    "nll_items": (0, 10**9),
-    "nfes": (1, 10**6),
-    "seeds": (0, 2**32 - 1),
-}
-"""Smallest and largest values of a setting."""
+LEAST = {"samples": 1, "batch_size": 1, "nll_items": 0, "nfes": 1, "seeds": 0}
+MOST = {"nfes": 10**6, "seeds": 2**32 - 1}
 
 
 GENEVAL = "geneval"  # scores pictures that are there already, and has flags of its own
@@ -174,10 +168,11 @@ def settings_from(arguments: argparse.Namespace, cls: type[Study]) -> Settings:
     for name in (*sizes, "batch_size"):
         value = getattr(arguments, name)
         if value is not None:
-            least, most = LIMITS.get(name, (-math.inf, math.inf))
             given = value if isinstance(value, tuple) else (value,)
-            if any(isinstance(each, int) and not least <= each <= most for each in given):
-                raise SettingsError(f"--{name} takes whole numbers from {least} to {most}")
+            if name in LEAST and min(given) < LEAST[name]:
+                raise SettingsError(f"--{name} must be at least {LEAST[name]}, got {min(given)}.")
+            if name in MOST and max(given) > MOST[name]:
+                raise SettingsError(f"--{name} must be at most {MOST[name]}, got {max(given)}.")
             sizes[name] = value
     data = parsed(arguments.data)
     return Settings(**sizes, checkpoints=tuple(arguments.ckpt), judge=arguments.judge, data=data)
