@@ -92,7 +92,12 @@ def test_a_task_by_name_shows_a_row_for_each_class(call, task, tmp_path):
     assert all(len({x for _, x in row}) == 2 for row in rows.values())
 
     assert call(*SMALL, "--num_samples", 20)[0] == 0, "without --out"
-    assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == ["evolution.png", "samples.png"]
+    assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == [
+        ".lock",
+        ".written",
+        "evolution.png",
+        "samples.png",
+    ]
     for name in ("samples.png", "evolution.png"):
         assert (tmp_path / "samples" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
 
@@ -220,7 +225,7 @@ def test_a_folder_for_pictures_that_cannot_be_written(call, tmp_path):
     (tmp_path / "samples").write_text("")
     code, _ = call(*SMALL)
     assert "cannot write to samples" in code
-    assert "give --out DIR" in code
+    assert "choose another one with --out DIR" in code
 
 
 def test_countdown_by_name_writes_no_pictures(call, tmp_path):

@@ -91,7 +91,7 @@ def held(folder: str | Path, advice: str) -> Iterator[None]:
         lock.release()
 
 
-def refuse_overwriting(folder: Path, names: Iterable[str]) -> None:
+def check_no_overwrite(folder: Path, names: Iterable[str]) -> None:
     """Raise an error if the folder already has a file with one of these names or patterns."""
     for name in names:
         for path in folder.glob(name):

@@ -68,11 +68,11 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=16,
         metavar="N",
-        help="validation items whose likelihood is measured with each sampler, at most all that there are; "
+        help="validation items whose likelihood is measured with each sampler, or all if there are fewer, "
         "0 for none (default 16)",
     )
     what.add_argument(
-        "--seed", type=int, default=0, help="seed of everything that is drawn, 0 to 2**32 - 1 (default 0)"
+        "--seed", type=int, default=0, help="seed of all random draws, 0 to 2**32 - 1 (default 0)"
     )
     add_request_arguments(what)
     add_text_arguments(what)

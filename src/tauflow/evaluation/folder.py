@@ -15,8 +15,8 @@ from tauflow.ranks import rank, world_size
 
 T = TypeVar("T")
 SAMPLE_FILES = ("samples.png", "evolution.png", "properties.png", "samples.csv")
-"""What a task may have to show of samples besides texts."""
-WRITTEN = ".written"  # in a folder whose sample files each call replaces: the names of those of the last call
+"""What a task may show of its samples in addition to text."""
+WRITTEN = ".written"  # lists the sample files that the last call wrote to a folder
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def opened_results(
         def open_first() -> Results:
             stack.enter_context(held(folder))
             if not (folder / FILE).exists():
-                files.refuse_overwriting(folder, names)
+                files.check_no_overwrite(folder, names)
             return _continued(folder, name, settings, grows)
 
         results = from_first(open_first)
@@ -59,7 +59,7 @@ def opened_results(
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold an output folder, which is made if it is missing."""
+    """Hold an output folder, and create it if it is missing."""
     files.refuse_unwritable(folder, "choose another one with --out DIR")
     with files.held(folder, "wait for it or choose another folder with --out DIR"):
         yield
@@ -75,7 +75,7 @@ def held_samples(folder: Path) -> Iterator[None]:
 
         def hold_first() -> None:
             stack.enter_context(held(folder))
-            files.refuse_overwriting(folder, set(SAMPLE_FILES) - _written(folder))
+            files.check_no_overwrite(folder, set(SAMPLE_FILES) - _written(folder))
 
         from_first(hold_first)
         yield

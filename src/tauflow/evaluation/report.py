@@ -18,7 +18,7 @@ FILES = (
     *("results.csv", "results.md", "samples.txt", "quality_vs_nfe.png", *SAMPLE_FILES),
     "tensorboard/**/events.out.tfevents.*",
 )
-"""What sample.py writes to --out besides results.json."""
+"""What sample.py writes to --out in addition to results.json."""
 MOST_ROWS = 24  # of samples.png, before it shows the largest budget alone
 
 
@@ -47,7 +47,7 @@ def shows_more_than_text(task: Task) -> bool:
 
 
 def sample_files(results: Results, task: Task, given: Known | None = None) -> dict[str, bytes]:
-    """Return what the task has to show of samples besides texts, as files by name.
+    """Return what the task has to show of samples in addition to text, as files by name.
 
     samples.png, and evolution.png of the cells measured just now, where there are pictures; samples.csv where
     the task has a table, and properties.png where that has numbers. `given` is what was to be completed. Of a

@@ -65,7 +65,7 @@ class GenEval:
         prompts = read_folder(self.images)
         with held(out):
             if not (out / FILES[0]).exists():
-                files.refuse_overwriting(out, FILES)
+                files.check_no_overwrite(out, FILES)
             results = self._scored(prompts, out / FILES[0], progress)
             text = report(results, command)
             files.write(out / FILES[1], text)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tauflow.studies.base import Study
 
 FILES = ("results.csv", "results.md", "figure.png", "pictures*.png")
-"""What a study writes besides results.json."""
+"""What a study writes in addition to results.json."""
 
 
 def save(study: "type[Study]", results: Results, folder: Path, command: str = "") -> list[str]:
