@@ -8,7 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, assert_equal, load_plain, paused, read_scalars, run_train, train_command
+from conftest import (
+    TINY,
+    assert_equal,
+    load_plain,
+    paused,
+    read_scalars,
+    run_train,
+    train_command,
+    train_here,
+)
+
+from tauflow.train.checkpoints import AtomicCheckpointIO
+from tauflow.train.module import DFMModule
 
 STEPS = 20  # an epoch is 8 steps, so 20 end in the middle of one
 
@@ -93,6 +105,72 @@ def test_ctrl_c_saves_and_resumes(uninterrupted, tmp_path, extra):
     else:  # summed in two parts, so equal up to rounding
         assert [step for step, _ in left] == [step for step, _ in right]
         assert [value for _, value in left] == pytest.approx([value for _, value in right], rel=1e-4)
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch) -> list[Path]:
+    """Copies of all checkpoints that are saved from now on."""
+    copies = []
+    save = AtomicCheckpointIO.save_checkpoint
+
+    def save_twice(self, checkpoint, path, storage_options=None):
+        save(self, checkpoint, path)
+        copies.append(tmp_path / f"{len(copies)}.ckpt")
+        shutil.copy(path, copies[-1])
+
+    monkeypatch.setattr(AtomicCheckpointIO, "save_checkpoint", save_twice)
+    return copies
+
+
+PARTS = [
+    *TINY,
+    "--trainer.accumulate_grad_batches=2",
+    "--trainer.max_steps=6",
+    "--checkpoints.every_n_steps=1",
+]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [["--trainer.val_check_interval=4"], ["--trainer.limit_train_batches=5"]],
+    ids=["validations within epochs", "a last step of one part"],
+)
+def test_every_checkpoint_of_accumulated_steps_resumes(tmp_path, monkeypatch, saved, settings):
+    root = f"--trainer.default_root_dir={tmp_path}"
+    train_here(*PARTS, *settings, root, cwd=tmp_path)
+    monkeypatch.undo()
+    whole = load_plain(tmp_path / "version_0" / "last.ckpt")
+    starts = [path for path in saved if load_plain(path)["global_step"] < 6]
+    assert {load_plain(path)["global_step"] for path in starts} == {1, 2, 3, 4, 5}
+    for number, path in enumerate(starts, start=1):
+        train_here(*PARTS, *settings, root, f"--ckpt_path={path}", cwd=tmp_path)
+        resumed = load_plain(tmp_path / f"version_{number}" / "last.ckpt")
+        for part in ("global_step", "state_dict", "optimizer_states", "lr_schedulers"):
+            assert_equal(whole[part], resumed[part], f"{path.name}: {part}")
+
+
+def test_a_stop_waits_for_the_end_of_an_accumulated_step(tmp_path, monkeypatch):
+    """As --trainer.max_time or a custom callback asks for it, at the third batch: in the second step."""
+    training_step = DFMModule.training_step
+
+    def stopping(module, batch, batch_idx):
+        module.trainer.should_stop = batch_idx == 2
+        return training_step(module, batch, batch_idx)
+
+    monkeypatch.setattr(DFMModule, "training_step", stopping)
+    train_here(*PARTS, f"--trainer.default_root_dir={tmp_path}", cwd=tmp_path)
+    last = load_plain(tmp_path / "version_0" / "last.ckpt")
+    assert last["global_step"] == 2
+    assert last["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["completed"] == 4
+
+
+def test_a_validation_within_a_step_is_an_error(tmp_path):
+    settings = ["--trainer.val_check_interval=3", f"--trainer.default_root_dir={tmp_path}/runs"]
+    result = run_train(*PARTS, *settings, cwd=tmp_path)
+    assert result.returncode == 1
+    assert "multiple of 2 (--trainer.accumulate_grad_batches), got 3" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_another_checkpoint_begins_a_new_run(trained, tmp_path):

@@ -43,6 +43,7 @@ class Checkpoints(Checkpoint):
         self.best_score: float | None = None
         self.best_step: int | None = None
         self.last_step: int | None = None  # of last.ckpt, None if there is none
+        self._stop_waits = False
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_score": self.best_score, "best_step": self.best_step, "monitor": self.monitor}
@@ -69,10 +70,18 @@ class Checkpoints(Checkpoint):
             self.last_step = trainer.global_step  # resumed in its folder
         if not self.best_path.exists():  # resumed into another folder
             self.best_score = self.best_step = None
+        _check_validations_end_steps(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        assert isinstance(pl_module, DFMModule)
+        if pl_module.is_inside_step:
+            # Nothing can be resumed from here, so a stop (such as --trainer.max_time) waits.
+            self._stop_waits |= trainer.should_stop
+            trainer.should_stop = False
+            return
+        trainer.should_stop |= self._stop_waits
         due = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
         if due and trainer.global_step != self.last_step and not self._more_follows(trainer, batch_idx):
             self.save_last(trainer)
@@ -123,6 +132,22 @@ class Checkpoints(Checkpoint):
         trainer.save_checkpoint(path, weights_only=False)
 
 
+def _check_validations_end_steps(trainer: Trainer) -> None:
+    """Raise if a validation, which saves, would come between the parts of an optimizer step."""
+    parts = trainer.accumulate_grad_batches
+    batches = trainer.num_training_batches
+    every = trainer.val_check_batch  # type: ignore[attr-defined]  # Lightning sets it in a connector
+    if parts == 1 or not trainer.enable_validation or every in (batches, math.inf):
+        return
+    across_epochs = trainer.check_val_every_n_epoch is None and batches != math.inf
+    if every is None or every % parts or (across_epochs and batches % parts):
+        raise SettingsError(
+            "Validations must come at the end of an optimizer step, because a run can't be resumed from the "
+            "middle of one. Set --trainer.val_check_interval to a number of batches that is a multiple of "
+            f"{parts} (--trainer.accumulate_grad_batches), got {trainer.val_check_interval}."
+        )
+
+
 def validation_follows(trainer: Trainer, batch_idx: int) -> bool:
     """Return whether the settings ask for a validation after this batch."""
     epochs = trainer.check_val_every_n_epoch
@@ -162,8 +187,9 @@ class GracefulStop(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if (batch_idx + 1) % trainer.accumulate_grad_batches:
-            return  # between the parts of a step nothing can be resumed
+        assert isinstance(pl_module, DFMModule)
+        if pl_module.is_inside_step:
+            return  # nothing can be resumed from here
         if trainer.strategy.reduce_boolean_decision(self.asked is not None, all=False):
             self.stopped_by = self.asked or "another process"
             trainer.should_stop = True
@@ -214,8 +240,7 @@ class Throughput(Callback):
         assert isinstance(pl_module, DFMModule)
         self._tokens += batch["tokens"].numel() * trainer.world_size
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]  # Lightning sets it in a connector
-        stepped = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        due = every and stepped and trainer.global_step % every == 0
+        due = every and not pl_module.is_inside_step and trainer.global_step % every == 0
         if due and torch.cuda.is_available():
             torch.cuda.synchronize()  # steps are queued ahead; wait for those that are timed
         self._seconds += time.perf_counter() - self._begin

@@ -209,6 +209,11 @@ class DFMModule(LightningModule):
     def on_train_start(self) -> None:
         self._parts: list[Part] = []  # of what is accumulated
 
+    @property
+    def is_inside_step(self) -> bool:
+        """Return whether gradients of a part of the next optimizer step are accumulated."""
+        return bool(self._parts)
+
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         gradients = [parameter.grad for parameter in self.network.parameters() if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
