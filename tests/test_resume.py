@@ -188,6 +188,58 @@ def test_another_checkpoint_begins_a_new_run(trained, tmp_path):
     assert "ckpt_path: null" in config, "the saved settings repeat the run, they do not resume it"
 
 
+def no_optimizer_key(checkpoint):
+    del checkpoint["optimizer_states"]
+
+
+def no_optimizer(checkpoint):
+    checkpoint["optimizer_states"] = []
+
+
+def no_schedule(checkpoint):
+    checkpoint["lr_schedulers"] = []
+
+
+def no_loop(checkpoint):
+    checkpoint["loops"] = {}
+
+
+def no_counts(checkpoint):
+    checkpoint["loops"]["fit_loop"] = {}
+
+
+def other_moment(checkpoint):
+    checkpoint["optimizer_states"][0]["state"][0]["exp_avg"] = torch.ones(1, 1)
+
+
+def other_weight(checkpoint):
+    checkpoint["state_dict"]["network.embedding.weight"] = torch.ones(3, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (no_optimizer_key, "holds a model to sample from, but no training state"),
+        (no_optimizer, "its training state doesn't fit (optimizer_states is [])"),
+        (no_schedule, "its training state doesn't fit (lr_schedulers is [])"),
+        (no_loop, "its training state doesn't fit ('fit_loop')"),
+        (no_counts, "its training state doesn't fit (the loops are at step 0, the checkpoint at 24)"),
+        (other_moment, "its training state doesn't fit (the optimizer state has other shapes"),
+        (other_weight, "weights with other names or other shapes: network.embedding.weight)"),
+    ],
+)
+def test_a_training_state_that_does_not_fit(trained, tmp_path, change, reason):
+    checkpoint = load_plain(trained / "last.ckpt")
+    change(checkpoint)
+    torch.save(checkpoint, tmp_path / "bad.ckpt")
+    result = run_train(*TINY, "--trainer.max_steps=26", "--ckpt_path=bad.ckpt", cwd=tmp_path)
+    assert result.returncode == 1
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: bad.ckpt ")]
+    assert reason in line
+    assert "Traceback" not in result.stderr
+    assert "step 26" not in result.stdout
+
+
 def test_a_run_begun_by_an_earlier_version_resumes(tmp_path):
     """tests/data/format_1 is a run of the version before this one, stopped at step 6 of 16: it ends where an
     uninterrupted run of this version does. The tolerance is for other machines than the one that made it."""

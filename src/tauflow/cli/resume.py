@@ -33,8 +33,8 @@ class Resumed:
 
     def finished(self, trainer: Namespace) -> str:
         """Return which end that is asked for is reached already, and how to train further; "" if none."""
-        epoch = self.checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
-        limits = (("step", self.step, trainer.max_steps), ("epoch", epoch, trainer.max_epochs))
+        epochs = self.checkpoint["epoch"]
+        limits = (("step", self.step, trainer.max_steps), ("epoch", epochs, trainer.max_epochs))
         for name, reached, limit in limits:
             if limit is not None and 0 <= limit <= reached:
                 return f"{name} {reached} of {limit}; raise --trainer.max_{name}s to train it further"

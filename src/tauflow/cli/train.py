@@ -32,7 +32,7 @@ from tauflow.train.callbacks import Checkpoints, GracefulStop, Progress, Through
 from tauflow.train.checkpoints import AtomicCheckpointIO, read, refuse_foreign_classes
 from tauflow.train.messages import LogLines, Summary
 from tauflow.train.module import DFMModule
-from tauflow.train.resume import refuse_other_settings, refuse_unresumable
+from tauflow.train.resume import Restored, refuse_other_settings, refuse_unresumable, unfit
 from tauflow.train.trained import CLASSES, Trained
 
 DEFAULT_CONFIG = Path(__file__).parents[3] / "configs" / "countdown.yaml"
@@ -185,7 +185,8 @@ class TauflowCLI(LightningCLI):
         if self.only_evaluates and self.resumed:
             kwargs |= {"max_steps": self.resumed.step + 1, "max_epochs": -1}
             said = [OnlyEvaluate()]
-        self.trainer_defaults = {"callbacks": [GracefulStop(), Throughput(), *said, *bar]}
+        restored = Restored(self.resumed.step if self.resumed else 0)
+        self.trainer_defaults = {"callbacks": [restored, GracefulStop(), Throughput(), *said, *bar]}
         try:
             return super().instantiate_trainer(**kwargs)
         except (TypeError, ValueError, MisconfigurationException) as error:
@@ -203,8 +204,14 @@ class TauflowCLI(LightningCLI):
         path = resumed.path if resumed is not None else None
         with run_folder(self.trainer, self.config.trainer.logger, self._root, resumed):
             self.resumed = resumed = None  # the checkpoint is read again by the trainer
-            with watched(lambda: safe(self.trainer)):
+            try:
                 self.trainer.fit(self.model, self.datamodule, ckpt_path=path, weights_only=True)
+            except (TauflowError, OSError):
+                raise
+            except Exception as error:
+                if path is None or callback_of(self.trainer, Restored).done:
+                    raise
+                raise unfit(path, error) from error
 
 
 class OnlyEvaluate(Callback):

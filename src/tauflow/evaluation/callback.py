@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from rich.progress import Progress
 from torch.utils.tensorboard import SummaryWriter
 
-from tauflow.errors import CheckpointError, SettingsError
+from tauflow.errors import SettingsError
 from tauflow.evaluation import tensorboard
 from tauflow.evaluation.evaluate import SamplerGrid
 from tauflow.evaluation.grid import GridOptions
@@ -28,7 +28,6 @@ from tauflow.train import Trained
 from tauflow.train.callbacks import GracefulStop, validation_follows
 from tauflow.train.checkpoints import describe
 from tauflow.train.module import DFMModule
-from tauflow.train.states import unlike
 
 VIEW = View()
 
@@ -88,9 +87,6 @@ class SamplerEvaluation(Callback):
         return state | {"step": self._step, "owed": self._owed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        fault = unlike(state, {"validations": 0, "seconds": 0.0, "values": {}})
-        if fault:
-            raise CheckpointError(f"the checkpoint does not say the {fault} of its sampler evaluation")
         self._validations = state["validations"]
         self.seconds = state["seconds"]
         self._values = state["values"]

@@ -4,39 +4,57 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
 from tauflow.errors import CheckpointError, join_names, shorten
 from tauflow.tasks import Task
 from tauflow.train.checkpoints import KEY, describe
-from tauflow.train.described import path_of
 from tauflow.train.module import DFMModule
-from tauflow.train.states import PARTS, fault_of_optimizer, fault_of_parts, unlike
+from tauflow.untrusted import path_of
 
 MODEL = ("facts", "source", "schedule", "network")
 LONG = 200  # characters of a value that is shown by its digest
-DESCRIBED = {"class_path": "", "init_args": {}}
+STATES = {"epoch": int, "loops": dict, "callbacks": dict, "optimizer_states": list, "lr_schedulers": list}
+
+
+class Restored(Callback):
+    """Tells whether the training state of a checkpoint, at this step, has been restored."""
+
+    def __init__(self, step: int):
+        self.step = step
+        self.done = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.global_step != self.step:
+            raise ValueError(f"the loops are at step {trainer.global_step}, the checkpoint at {self.step}")
+        for parameter, state in trainer.optimizers[0].state.items():
+            averages = [each for each in state.values() if isinstance(each, Tensor) and each.ndim]
+            if any(each.shape != parameter.shape for each in averages):
+                raise ValueError("the optimizer state has other shapes than the weights")
+        self.done = True
 
 
 def refuse_unresumable(checkpoint: dict[str, Any], path: Path) -> None:
     """Raise if a checkpoint, as `read` gives it, does not hold what training continues from."""
-    if not PARTS.keys() <= checkpoint.keys():
+    if not STATES.keys() <= checkpoint.keys():
         raise CheckpointError(
-            f"{path} holds a model to sample from, but no state of its training, so it cannot be resumed; "
-            "give last.ckpt or best.ckpt of a run"
+            f"{path} holds a model to sample from, but no training state, so it can't be resumed. Use "
+            "last.ckpt or best.ckpt of a run."
         )
-    fault = fault_of_parts(checkpoint) or _fault_of_description(checkpoint[KEY])
-    if fault:
-        raise _damaged(path, fault)
+    for name, kind in STATES.items():
+        if not isinstance(checkpoint[name], kind) or checkpoint[name] == []:
+            raise unfit(path, f"{name} is {shorten(str(checkpoint[name]))}")
+    for name in ("model", "task"):
+        if checkpoint[KEY][name] is not None and not _is_description(checkpoint[KEY][name]):
+            raise unfit(path, f"its {name} isn't described by class_path and init_args")
 
 
-def _fault_of_description(entry: dict[str, Any]) -> str:
-    parts = {name: entry[name] for name in ("model", "task") if entry[name] is not None}
-    return unlike(parts, dict.fromkeys(parts, DESCRIBED))
-
-
-def _damaged(path: Path, fault: str) -> CheckpointError:
+def unfit(path: Path, reason: str) -> CheckpointError:
+    """Return the error of a checkpoint that training can't continue from."""
     return CheckpointError(
-        f"{path} cannot be resumed, its {shorten(fault)} is missing or not that of a run; use another "
-        "checkpoint of the run"
+        f"{path} can't be resumed: its training state doesn't fit ({shorten(reason)}). Use another "
+        "checkpoint of the run."
     )
 
 
@@ -61,12 +79,14 @@ def refuse_other_settings(
 
 
 def _refuse_other_weights(checkpoint: dict[str, Any], path: Path, module: DFMModule) -> None:
-    """Raise unless the weights, and the states of the optimizer, have the names and shapes of the module."""
-    weights, own = checkpoint["state_dict"], module.state_dict()
-    more = [name for name in weights if name not in own]
-    fault = join_names(more) or unlike(weights, own) or fault_of_optimizer(checkpoint, module)
-    if fault:
-        raise _damaged(path, fault)
+    """Raise unless the weights have the names and shapes of the module."""
+    saved, own = (
+        {name: weight.shape for name, weight in weights.items()}
+        for weights in (checkpoint["state_dict"], module.state_dict())
+    )
+    other = sorted({name for name, _ in saved.items() ^ own.items()})
+    if other:
+        raise unfit(path, f"weights with other names or other shapes: {join_names(other)}")
 
 
 def _facts(
@@ -91,9 +111,15 @@ def _brief(value: Any) -> Any:
 
 def _short(value: Any) -> str:
     """Return a described object as Class(argument=value, ...)."""
-    if not isinstance(value, dict) or unlike(value, DESCRIBED, "it"):
+    if not _is_description(value):
         return shorten(str(value))
     arguments = ", ".join(
         f"{name}={_short(item)}" for name, item in value["init_args"].items() if item is not None
     )
     return shorten(f"{value['class_path'].rpartition('.')[2]}({arguments})")
+
+
+def _is_description(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return isinstance(value.get("class_path"), str) and isinstance(value.get("init_args"), dict)
