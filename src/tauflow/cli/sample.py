@@ -38,7 +38,7 @@ def sample(argv: list[str] | None = None) -> NoReturn:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*deprecated.*")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without ± shows ? instead
-    from tauflow.ranks import LostRank, rank
+    from tauflow.ranks import is_lost_rank, rank
 
     try:
         with stoppable():
@@ -47,8 +47,11 @@ def sample(argv: list[str] | None = None) -> NoReturn:
     except BrokenPipeError:  # who reads what is printed has read enough, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is printed at the end
         sys.exit(128 + signal.SIGPIPE)
-    except LostRank as error:
-        sys.exit(f"error: {error}")
+    except RuntimeError as error:
+        if not is_lost_rank(error):
+            raise
+        kept = f"The same command resumes ({arguments.out})." if arguments.out else "Sample again."
+        sys.exit(f"error: another process died or doesn't answer. {kept}")
     except TauflowError as error:
         sys.exit(1 if rank() else f"error: {error}")  # the ranks that were launched have the same one
     except OSError as error:
@@ -58,7 +61,8 @@ def sample(argv: list[str] | None = None) -> NoReturn:
             again = f"; the same command resumes ({arguments.out})" if arguments.out else ""
             print(f"\nstopped{again}", file=sys.stderr)
         sys.exit(exit_code(stop))
-    sys.exit(0 if complete else 1)
+    # Lightning kills the first process, which may still be writing, when another one ends with an error code.
+    sys.exit(0 if complete or rank() else 1)
 
 
 def _sample(arguments: argparse.Namespace) -> bool:
@@ -68,7 +72,6 @@ def _sample(arguments: argparse.Namespace) -> bool:
     from tauflow.evaluation.folder import held_samples, opened_results
     from tauflow.evaluation.grid import GridOptions
     from tauflow.evaluation.report import FILES, shows_more_than_text
-    from tauflow.ranks import watched
 
     refuse_unfit(arguments)
     text = asks_for_text(arguments, parser())
@@ -79,27 +82,26 @@ def _sample(arguments: argparse.Namespace) -> bool:
         return True
     request = requested(checkpoint_of(arguments), arguments, fabric.device, pretrained)
     board = tensorboard_folder(arguments, request.path) if arguments.tensorboard else None
-    kept = "give --out DIR to keep the cells that are finished"
-    if arguments.out:
-        kept = f"the same command resumes: the cells that are finished are safe in {arguments.out}"
-    with watched(lambda: kept), ExitStack() as stack:
-        fabric.launch()
-        request = _agreed(request, arguments, fabric)
-        grows = ("samplers", "nfes", "guidance")
+    fabric.launch()
+    request = _agreed(request, arguments, fabric)
+    grows = ("samplers", "nfes", "guidance")
+    with ExitStack() as stack:
         if not arguments.out and shows_more_than_text(request.grid.task):
             stack.enter_context(held_samples(SAMPLES))
-        with opened_results(arguments.out, "samples", request.settings, grows, FILES) as results:
-            if arguments.command not in results.commands:
-                results.commands.append(arguments.command)
-            if fabric.is_global_zero:
-                _announce(request, results, arguments)
-            options = GridOptions(arguments.out, progress=not arguments.no_progress, keep_going=True)
-            with fabric.autocast():
-                results = request.grid.run(results, options)
-            if fabric.is_global_zero:
-                _show(arguments, results, request.grid)
-                if board is not None:
-                    _write_tensorboard(board, results, request.grid, request.trained.step)
+        results = stack.enter_context(
+            opened_results(arguments.out, "samples", request.settings, grows, FILES)
+        )
+        if arguments.command not in results.commands:
+            results.commands.append(arguments.command)
+        if fabric.is_global_zero:
+            _announce(request, results, arguments)
+        options = GridOptions(arguments.out, progress=not arguments.no_progress, keep_going=True)
+        with fabric.autocast():
+            results = request.grid.run(results, options)
+        if fabric.is_global_zero:
+            _show(arguments, results, request.grid)
+            if board is not None:
+                _write_tensorboard(board, results, request.grid, request.trained.step)
     return not results.problems
 
 

@@ -7,6 +7,7 @@ import re
 import sys
 import warnings
 from argparse import RawDescriptionHelpFormatter
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from jsonargparse import ArgumentError, DefaultHelpFormatter, Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from tauflow import files
@@ -25,7 +27,7 @@ from tauflow.cli.runs import run_folder
 from tauflow.errors import CheckpointError, SettingsError, TauflowError
 from tauflow.evaluation.callback import SamplerEvaluation, owes_evaluation
 from tauflow.evaluation.evaluate import SamplerGrid
-from tauflow.ranks import watched
+from tauflow.ranks import is_lost_rank
 from tauflow.tasks import Task
 from tauflow.tasks.data import TaskData
 from tauflow.train.callbacks import Checkpoints, GracefulStop, Progress, Throughput
@@ -64,6 +66,7 @@ AT_LEAST = {  # of Lightning's settings that it does not check itself
 }
 MOST = 2**53  # of a count
 SEEDS = 2**32
+TIMEOUT = timedelta(minutes=10)  # that processes wait for one that doesn't answer
 
 
 class HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
@@ -186,6 +189,8 @@ class TauflowCLI(LightningCLI):
             kwargs |= {"max_steps": self.resumed.step + 1, "max_epochs": -1}
             said = [OnlyEvaluate()]
         restored = Restored(self.resumed.step if self.resumed else 0)
+        if config.strategy == "ddp" or (config.strategy == "auto" and is_many(config.devices)):
+            kwargs["strategy"] = DDPStrategy(timeout=TIMEOUT)
         self.trainer_defaults = {"callbacks": [restored, GracefulStop(), Throughput(), *said, *bar]}
         try:
             return super().instantiate_trainer(**kwargs)
@@ -232,12 +237,17 @@ def refuse_out_of_range(trainer: Namespace) -> None:
         if trainer.get(name) in (0, ""):
             raise SettingsError(f"--trainer.{name} must not be 0 or empty; drop it")
     on_cpu = trainer.accelerator == "cpu" or not torch.accelerator.is_available()
-    devices, cores = str(trainer.devices), os.cpu_count() or 1
-    if on_cpu and devices.isdecimal() and int(devices) > max(2, cores):
+    cores = os.cpu_count() or 1
+    if on_cpu and is_many(trainer.devices, max(2, cores)):
         raise SettingsError(
-            f"--trainer.devices {devices} on a CPU are as many processes, this machine has {cores} cores; "
-            "ask for fewer"
+            f"--trainer.devices {trainer.devices} on a CPU are as many processes, this machine has {cores} "
+            "cores; ask for fewer"
         )
+
+
+def is_many(devices: Any, more_than: int = 1) -> bool:
+    """Return whether --trainer.devices is a number above this one."""
+    return str(devices).isdecimal() and int(devices) > more_than
 
 
 def own_classes(model: DFMModule, task: Task) -> list[type]:
@@ -288,7 +298,11 @@ def train() -> None:
         lost = unwritten(error)
         if lost:
             sys.exit(f"error: {lost}; {safe(cli.trainer)}")
+        if cli.trainer.world_size > 1 and is_lost_rank(error):
+            sys.exit(f"error: another process of the run died or doesn't answer; {safe(cli.trainer)}")
         if isinstance(error, TauflowError):
             sys.exit(f"error: {error}")
         raise
-    sys.exit(conclude(cli.trainer))
+    code = conclude(cli.trainer)
+    # Lightning kills the first process, which may still be writing, when another one ends with an error code.
+    sys.exit(code if cli.trainer.is_global_zero else 0)

@@ -13,7 +13,7 @@ from tauflow.errors import TauflowError, WriteError
 from tauflow.evaluation.folder import from_first
 from tauflow.evaluation.store import Cell, Factors, Results, key
 from tauflow.evaluation.views import cell_name
-from tauflow.ranks import largest, rank
+from tauflow.ranks import is_lost_rank, largest, rank
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -76,7 +76,7 @@ def _measured(factors: Factors, measure: Callable[[Factors], Cell], options: Gri
     except WriteError:
         raise  # the next cell would fail alike
     except Exception as error:
-        if not options.keep_going:
+        if not options.keep_going or is_lost_rank(error):
             raise
         return Cell(factors, problem=f"failed: {error_line(error)}", kind="failed")
 
