@@ -416,6 +416,21 @@ def test_a_setting_that_cannot_be(here, tmp_path, setting):
     refused(here, tmp_path, [setting], name)
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--trainer.default_root_dir=s3://bucket/runs"],
+        ["--ckpt_path=hf://owner/model/last.ckpt"],
+        ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=memory://logs"],
+    ],
+    ids=["root", "checkpoint", "logger"],
+)
+def test_an_address_is_not_a_local_folder(here, tmp_path, args):
+    refused(
+        here, tmp_path, args, f"must be a local path, got {args[-1].partition('=')[2]}", "mount the bucket"
+    )
+
+
 def refused(here, folder: Path, args: list[str], *expected: str) -> None:
     """Assert that train.py says why in a few lines, and leaves nothing behind."""
     before = set(folder.rglob("*"))

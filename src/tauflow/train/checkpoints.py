@@ -32,13 +32,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes beside the target and renames: a killed run leaves the old file or the new one, never half."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        if "://" in str(path):  # object stores commit entire files by themselves
-            return super().save_checkpoint(checkpoint, path, storage_options)
         _save(checkpoint, path)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
-        if "://" in str(path):
-            return super().load_checkpoint(path, map_location, weights_only=True)
         return read(path)
 
 
