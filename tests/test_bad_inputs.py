@@ -162,7 +162,6 @@ TRAIN_FILES = [
     Bad(("-c", "list.yaml"), "list.yaml"),
     Bad(("-c", "word.yaml"), "word.yaml"),
     Bad(("-c", "broken.yaml"), "broken.yaml"),
-    Bad(("-c", "laughs.yaml"), "laughs.yaml"),
     Bad(("-c", "typo.yaml"), "learning_rat"),
     Bad(("-c", "dangling.yaml"), "dangling.yaml"),
     Bad(("-c",), "-c"),
@@ -322,11 +321,6 @@ GROUPS = {
 }
 """{group: (entry point, words before the bad ones, bad inputs)}"""
 
-LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n"
-    for old, new in zip("abcdefghi", "bcdefghij", strict=True)
-)
-
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
@@ -354,7 +348,6 @@ def folder(tmp_path, monkeypatch):
         ("list", b"[1, 2]\n"),
         ("word", b"word\n"),
         ("broken", b"model: [\n"),
-        ("laughs", LAUGHS.encode()),
         ("typo", b"model:\n  learning_rat: 1\n"),
     ):
         (tmp_path / f"{name}.yaml").write_bytes(data)

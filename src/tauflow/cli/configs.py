@@ -3,7 +3,6 @@
 import inspect
 import json
 import re
-from contextlib import suppress
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -16,8 +15,6 @@ from tauflow.errors import SettingsError
 from tauflow.imports import import_object
 from tauflow.train.upgrade import OPTIMIZER
 
-MOST_BYTES = 2**20  # of a configuration file
-MOST_VALUES = 100_000  # of one, with every alias written out
 GROUPS = ("trainer", "model", "evaluation", "checkpoints")
 HERE = ""  # stands for the folder of the run, as the place of a logger
 
@@ -25,7 +22,7 @@ HERE = ""  # stands for the folder of the run, as the place of a logger
 def prepared(arguments: list[str]) -> list[str]:
     """Return the arguments with configuration files of an earlier version converted in memory.
 
-    A logger without a place gets that of the run. Files that are no settings are refused.
+    A logger without a place gets that of the run.
     """
     found = list(arguments)
     for number, word in enumerate(arguments):
@@ -41,42 +38,25 @@ def prepared(arguments: list[str]) -> list[str]:
             found[number] = _logger_text(word)
         elif re.match("-c[^=]", word):
             found[number] = f"--config={_file(word[2:])}"
-        else:
-            _refuse_bomb(value if sign else word, flag if sign else before)
     return found
-
-
-def _refuse_bomb(value: str, flag: str) -> None:
-    """Raise if a value, or the file that it names, is small only because aliases repeat it."""
-    if value.endswith((".yaml", ".yml", ".json")):
-        with suppress(OSError, UnicodeError):  # the parser says what is wrong with a file
-            if Path(value).stat().st_size > MOST_BYTES:
-                raise SettingsError(f"{flag} {value} has over {MOST_BYTES} bytes; settings have fewer")
-            value = Path(value).read_text(encoding="utf-8")
-    if "&" in value and "*" in value:
-        with suppress(yaml.YAMLError, RecursionError):  # of a value too
-            _refuse_repeated(value, flag)
 
 
 def _file(name: str) -> str:
     """Return a configuration file's name, or its converted text."""
     path = Path(name)
     if not name.strip():
-        raise SettingsError("--config is empty; name a YAML file, or drop it for the default one")
+        raise SettingsError("--config is empty. Pass a YAML file, or remove it for the default one.")
     if "\n" in name or name.lstrip().startswith("{"):
         _parsed(name, "the configuration")
         return name
     if not path.is_file():
-        raise SettingsError(f"{_absence(path)}; name a YAML file, e.g. configs/countdown.yaml")
-    size = path.stat().st_size
-    if size > MOST_BYTES:
         raise SettingsError(
-            f"{path} has {size} bytes, a configuration has at most {MOST_BYTES}; name another"
+            f"Configuration file not found: {path}. Pass a YAML file, such as configs/countdown.yaml."
         )
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
-        raise SettingsError(f"{path} is no configuration: {error}") from None
+        raise SettingsError(f"{path} isn't a configuration: {error}") from None
     config = _parsed(text, str(path))
     if not isinstance(config, dict):
         raise SettingsError(f"{path} holds no settings; write lines such as `trainer: {{max_steps: 100}}`")
@@ -87,42 +67,12 @@ def _file(name: str) -> str:
     return yaml.safe_dump(config, sort_keys=False) if changed else name
 
 
-def _absence(path: Path) -> str:
-    try:
-        return f"{path} is no file" if path.exists() else f"there is no configuration file {path}"
-    except OSError as error:
-        return f"there is no such configuration file ({error.strerror})"
-
-
 def _parsed(text: str, name: str) -> Any:
-    """Return what YAML says; refuse what is broken, or small only because aliases repeat it."""
+    """Return what YAML says."""
     try:
-        _refuse_repeated(text, name)
         return yaml.safe_load(text)
-    except RecursionError:
-        raise SettingsError(f"{name} is nested too deeply for settings") from None
     except (ValueError, yaml.YAMLError) as error:
-        if isinstance(error, SettingsError):
-            raise
-        said = " ".join(str(error).split())[:300]
-        raise SettingsError(f"{name} is no YAML: {said}") from None
-
-
-def _refuse_repeated(text: str, name: str) -> None:
-    node = yaml.compose(text, yaml.SafeLoader)
-    if node is not None and _values(node, {}) > MOST_VALUES:
-        raise SettingsError(f"{name} has over {MOST_VALUES} values with its aliases written out; drop them")
-
-
-def _values(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return how many values a node has if every alias in it is written out."""
-    if id(node) not in known:
-        known[id(node)] = MOST_VALUES + 1  # for a node that holds itself
-        children = node.value if isinstance(node, yaml.CollectionNode) else []
-        pairs = isinstance(node, yaml.MappingNode)
-        parts = [part for child in children for part in (child if pairs else [child])]
-        known[id(node)] = 1 + sum(_values(part, known) for part in parts)
-    return known[id(node)]
+        raise SettingsError(f"{name} isn't valid YAML: {' '.join(str(error).split())[:300]}") from None
 
 
 def _upgraded(config: dict[str, Any]) -> bool:

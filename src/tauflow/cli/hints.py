@@ -1,9 +1,7 @@
 """What was wrong with a setting, in a sentence and with the fix, instead of the parser's report."""
 
 import difflib
-import inspect
 import re
-import sys
 from typing import NamedTuple
 
 from jsonargparse import ArgumentParser
@@ -32,9 +30,11 @@ CHOICES = {
 }
 TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
 MANY = 20  # settings that are too many to list
-CLASS_PATH = r"class_path'?:? '([\w.]+)'|key='class_path', val='([\w.]+)'|Import path ([\w.]+) does"
-DOTTED = r"import path string: ([\w.]+)|Given value: ([A-Za-z_]\w*(?:\.\w+)+)$|but ([\w.]+) is abstract"
-NOISE = "Union subtypes|class types|Subtypes:|Errors:|Given value|NoneType|Expected a path|- a (class|dict) "
+CLASS_PATH = r"class_path'?:? '([\w.]+)'|import path string: ([\w.]+)|Import path ([\w.]+) does"
+NOISE = (
+    "Union subtypes|class types|Subtypes:|Errors:|Given value|Problem with given|Parser key|Expected a |"
+    "- a (class|dict) "
+)
 
 
 def explained(parser: LightningArgumentParser, message: str) -> str:
@@ -43,57 +43,32 @@ def explained(parser: LightningArgumentParser, message: str) -> str:
     if not keys:
         needs_task = message.endswith("required: data")
         return message + (_known("data") if needs_task else _accepted(parser, message))
+    group = re.search("Unable to load config '(.*)'", message)
+    if group:
+        return (
+            f"--{keys[0]} must be a YAML file with its settings, got {group[1]}. Set one of them with "
+            f"--{keys[0]}.NAME VALUE."
+        )
     path = _class_path(message)
-    if path:
-        found = _about_class(keys[0], path, message)
-        if found:
-            return found
-    known = "" if path else _known(keys[0])
-    return _about_value(".".join(keys), message) + known
-
-
-def cannot_be_made(error: TypeError, paths: list[str]) -> str:
-    """Return why one of these classes could not be made, "" if the error is about something else."""
-    found = re.search(r"abstract class (\w+)|([\w.]+)\.__init__\(\)", str(error))
-    name = found and (found[1] or found[2])
-    path = next((path for path in paths if re.split("[.:]", path)[-1] == name), "")
-    missing = re.search(r"abstract methods? (.+)", str(error))
-    reason = "it does not define " + missing[1].replace("'", "") if missing else str(error)
-    return f"{path} cannot be made: {reason}" if path else ""
+    if not path:
+        return _about_value(".".join(keys), message) + _known(keys[0])
+    return _about_class(keys[0], path, message) or _about_value(".".join(keys), message)
 
 
 def _class_path(message: str) -> str:
-    """Return the class that a message is about: the innermost that was configured; "" if there is none."""
-    inner = re.findall(r"given class_path '([\w.]+)'", message)
-    if inner:
-        return inner[-1]
-    found = re.search(CLASS_PATH, message) or re.search(DOTTED, message, re.MULTILINE)
-    return next(filter(None, found.groups()), "") if found else ""
+    """Return the one class that a message is about; "" if there is none, or several."""
+    found = {next(filter(None, groups)) for groups in re.findall(CLASS_PATH, message)}
+    return found.pop() if len(found) == 1 else ""
 
 
 def _about_class(key: str, path: str, message: str) -> str:
     """Return what is wrong with a class, or with a setting that it does not have; "" if with a value."""
-    nested = len(set(re.findall(r"given class_path '([\w.]+)'", message))) > 1
-    kind: type = CHOICES[key].kind if key in CHOICES and not nested else object
-    if "." not in path:
-        return f"--{key}: {path} is not the import path of a class{_known(key)}"
     try:
-        found = import_object(path, kind)
+        found = import_object(path, CHOICES[key].kind if key in CHOICES else object)
     except SettingsError as error:
-        return f"--{key}: {error}" + ("" if "did you mean" in str(error) else _instead(key, path))
+        return f"--{key}: {error}{_known(key)}"
     option = re.search(r"Option '([\w.]+)' is not accepted", message)
-    if option:
-        return _no_setting(found, option[1])
-    if found is kind:  # no class was named, and the kind itself was taken for it
-        return f"--{key}: name the class first{_known(key)}"
-    if inspect.isabstract(found):
-        missing = ", ".join(sorted(getattr(found, "__abstractmethods__")))  # noqa: B009 - types have none
-        return f"{path} cannot be made: it does not define {missing}"
-    required = re.search(r"arguments are required: (.+)", message)
-    if required:
-        flags = " ".join(f"--{key}.{name.strip()} ..." for name in required[1].split(","))
-        return f"{found.__name__} needs {required[1]}: give {flags}"
-    return ""
+    return _no_setting(found, option[1]) if option else ""
 
 
 def _no_setting(cls: type, word: str) -> str:
@@ -102,21 +77,6 @@ def _no_setting(cls: type, word: str) -> str:
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}? " if near else ". "
     return f"{cls.__name__} has no setting {word}{hint}{cls.__name__} takes: {', '.join(names) or 'none'}"
-
-
-def _instead(key: str, path: str) -> str:
-    """Return the classes of the right kind in the module of one that is none; without any, the known ones."""
-    module = sys.modules.get(path.rpartition(".")[0])
-    if key not in CHOICES or module is None:
-        return _known(key)
-    kind = CHOICES[key].kind
-    classes = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, kind)]
-    paths = [f"{module.__name__}.{each.__name__}" for each in classes if not inspect.isabstract(each)]
-    if not paths:
-        return _known(key)
-    if kind is NetworkConfig:
-        return f"; name the config, e.g. {paths[0]}"
-    return f"; there is {', '.join(paths)}"
 
 
 def _known(key: str) -> str:
@@ -129,14 +89,16 @@ def _known(key: str) -> str:
 
 
 def _about_value(key: str, message: str) -> str:
-    """Return what a value must be and what it is; if the message does not say so, its essence."""
-    expected = re.findall(r"Expected an? (<class '[\w.]+'>|typing\.Literal\[.*?\])", message)
-    got = re.search(r"Got value: (.*)|, val='(.*)'\)$|Given value: (.*)", message, re.MULTILINE)
-    wanted = [_in_words(each) for each in dict.fromkeys(expected) if "NoneType" not in each]
-    if wanted and got:
-        return f"--{key} must be {' or '.join(wanted)}, got {next(filter(None, got.groups()), 'nothing')}"
+    """Return what a value must be and what it is."""
+    found = re.search(r"Got value: (.*)|Given value: (.*)", message)
+    got = next(filter(None, found.groups()), "nothing") if found else ""
     said = essence(message)
-    return f"--{key}: {said}" if said else message
+    if said:
+        named = not found or got in said or got.startswith("Namespace")
+        return f"--{key}: {said}" + ("" if named else f", got {got}")
+    expected = re.findall(r"Expected an? (<class '[\w.]+'>|typing\.Literal\[.*?\])", message)
+    wanted = [_in_words(each) for each in dict.fromkeys(expected) if "NoneType" not in each]
+    return f"--{key} must be {' or '.join(wanted)}, got {got}" if wanted and found else message
 
 
 def essence(message: str) -> str:

@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tauflow import files
 from tauflow.cli.configs import prepared
 from tauflow.cli.ending import callback_of, conclude, quiet_threads, safe, say, unwritten
-from tauflow.cli.hints import cannot_be_made, essence, explained
+from tauflow.cli.hints import essence, explained
 from tauflow.cli.resume import Resumed, resolve
 from tauflow.cli.runs import refuse_remote, run_folder
 from tauflow.errors import CheckpointError, SettingsError, TauflowError
@@ -116,21 +116,10 @@ class TauflowCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
-        except TypeError as error:
-            reason = cannot_be_made(error, self._class_paths())
-            if reason:
-                raise SettingsError(reason) from error
-            raise
         except ValueError as error:  # of a class, within a report of the parser
             raise SettingsError(essence(str(error)) or str(error)) from error
         self._refuse_unevaluable(self.datamodule)
         self.datamodule = TaskData(self.datamodule)
-
-    def _class_paths(self) -> list[str]:
-        """Return the import paths of the classes that the configuration names."""
-        model = self.config.model
-        parts = (self.config.data, model.source, model.schedule, model.network)
-        return [part if isinstance(part, str) else part.class_path for part in parts if part is not None]
 
     def _refuse_unevaluable(self, task: Task) -> None:
         """Refuse what cannot be evaluated before the run has a folder."""
