@@ -156,6 +156,7 @@ def test_bad_input_gets_a_sentence(tmp_path, refused, args, expected):
     message = refused(*TINY, f"--trainer.default_root_dir={tmp_path}/runs", *args)
     for text in expected:
         assert text in message
+    assert "<class" not in message
     assert not list(tmp_path.rglob("*.ckpt")), "nothing was trained"
 
 

@@ -64,7 +64,6 @@ AT_LEAST = {  # of Lightning's settings that it does not check itself
     **{"gradient_clip_val": 0, "max_steps": -1, "min_steps": 0, "min_epochs": 0, "num_nodes": 1},
     **{"num_sanity_val_steps": -1},
 }
-MOST = 2**53  # of a count
 SEEDS = 2**32
 TIMEOUT = timedelta(minutes=10)  # that processes wait for one that doesn't answer
 
@@ -200,11 +199,17 @@ class TauflowCLI(LightningCLI):
         path = resumed.path if resumed is not None else None
         with run_folder(self.trainer, self.config.trainer.logger, self._root, resumed):
             self.resumed = resumed = None  # the checkpoint is read again by the trainer
+            if self.trainer.num_nodes > 1:
+                cluster: Any = self.trainer.strategy.cluster_environment  # type: ignore[attr-defined]
+                place = f"MASTER_ADDR={cluster.main_address} MASTER_PORT={cluster.main_port}"
+                say(f"nodes       waiting for {self.trainer.num_nodes - 1} more at {place}")
             try:
                 self.trainer.fit(self.model, self.datamodule, ckpt_path=path, weights_only=True)
             except (TauflowError, OSError):
                 raise
             except Exception as error:
+                if "val_check_interval" in str(error):  # Lightning's sentence about it
+                    raise SettingsError(" ".join(str(error).split())) from error
                 if path is None or callback_of(self.trainer, Restored).done:
                     raise
                 raise unfit(path, error) from error
@@ -222,8 +227,8 @@ def refuse_out_of_range(trainer: Namespace) -> None:
     """Raise for settings of Lightning's trainer that would train nothing, or fail late."""
     for name, least in AT_LEAST.items():
         value = trainer.get(name)
-        if value is not None and not (math.isfinite(value) and least <= value <= MOST):
-            raise SettingsError(f"--trainer.{name} must be {least} to {MOST}, got {value}")
+        if value is not None and not least <= value < math.inf:
+            raise SettingsError(f"--trainer.{name} must be at least {least}, got {value}")
     for name in ("max_steps", "max_epochs", "val_check_interval", "limit_train_batches", "default_root_dir"):
         if trainer.get(name) in (0, ""):
             raise SettingsError(f"--trainer.{name} must not be 0 or empty; drop it")
