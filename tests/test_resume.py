@@ -109,7 +109,7 @@ def test_ctrl_c_saves_and_resumes(uninterrupted, tmp_path, extra):
 
 @pytest.fixture
 def saved(tmp_path, monkeypatch) -> list[Path]:
-    """Copies of all checkpoints that are saved from now on."""
+    """Copies of every checkpoint saved from now on."""
     copies = []
     save = AtomicCheckpointIO.save_checkpoint
 

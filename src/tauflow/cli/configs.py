@@ -22,7 +22,7 @@ HERE = ""  # stands for the folder of the run, as the place of a logger
 def prepared(arguments: list[str]) -> list[str]:
     """Return the arguments with configuration files of an earlier version converted in memory.
 
-    A logger without a place gets that of the run.
+    A logger without a folder writes to the folder of the run.
     """
     found = list(arguments)
     for number, word in enumerate(arguments):

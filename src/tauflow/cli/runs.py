@@ -41,7 +41,7 @@ def run_folder(trainer: Trainer, chosen: Any, root: Path, resumed: Resumed | Non
             trainer.loggers = loggers_of(settings, root / "version", None)
         elif settings and vars(settings[0].init_args).get("save_dir") != HERE:  # the user says where
             trainer.loggers = loggers_of(settings, root, None)
-            refuse_remote(trainer.log_dir, "The folder of a logger")
+            check_local(trainer.log_dir, "The folder of a logger")
             stack.enter_context(_held(Path(trainer.log_dir or root)))
         else:
             folder = stack.enter_context(_held(continued.folder) if continued else _new(root))
@@ -55,7 +55,7 @@ def run_folder(trainer: Trainer, chosen: Any, root: Path, resumed: Resumed | Non
         yield
 
 
-def refuse_remote(place: str | Path | None, name: str) -> None:
+def check_local(place: str | Path | None, name: str) -> None:
     """Raise for an address such as s3://bucket/runs, which would be taken for a local folder named s3:."""
     if "://" in str(place):
         raise SettingsError(

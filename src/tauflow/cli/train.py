@@ -23,7 +23,7 @@ from tauflow.cli.configs import prepared
 from tauflow.cli.ending import callback_of, conclude, quiet_threads, safe, say, unwritten
 from tauflow.cli.hints import essence, explained
 from tauflow.cli.resume import Resumed, resolve
-from tauflow.cli.runs import refuse_remote, run_folder
+from tauflow.cli.runs import check_local, run_folder
 from tauflow.errors import CheckpointError, SettingsError, TauflowError
 from tauflow.evaluation.callback import SamplerEvaluation, owes_evaluation
 from tauflow.evaluation.evaluate import SamplerGrid
@@ -146,8 +146,8 @@ class TauflowCLI(LightningCLI):
                 "another logger"
             )
         refuse_out_of_range(config)
-        refuse_remote(config.default_root_dir, "--trainer.default_root_dir")
-        refuse_remote(self.config.ckpt_path, "--ckpt_path")
+        check_local(config.default_root_dir, "--trainer.default_root_dir")
+        check_local(self.config.ckpt_path, "--ckpt_path")
         self.resumed: Resumed | None = None
         self.only_evaluates = False
         path = resolve(self.config.ckpt_path, self._root)
