@@ -35,4 +35,4 @@ def largest(value: float) -> float:
 
 def is_lost_rank(error: Exception) -> bool:
     """Return whether an error of torch.distributed says that another rank died or doesn't answer."""
-    return isinstance(error, RuntimeError) and bool(LOST.search(str(error)))
+    return isinstance(error, RuntimeError) and bool(backend() and LOST.search(str(error)))

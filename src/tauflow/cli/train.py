@@ -65,7 +65,6 @@ AT_LEAST = {  # of Lightning's settings that it does not check itself
     **{"num_sanity_val_steps": -1},
 }
 SEEDS = 2**32
-TIMEOUT = timedelta(minutes=10)  # that processes wait for one that doesn't answer
 
 
 class HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
@@ -180,7 +179,7 @@ class TauflowCLI(LightningCLI):
             said = [OnlyEvaluate()]
         restored = Restored(self.resumed.step if self.resumed else 0)
         if config.strategy == "ddp" or (config.strategy == "auto" and is_many(config.devices)):
-            kwargs["strategy"] = DDPStrategy(timeout=TIMEOUT)
+            kwargs["strategy"] = DDPStrategy(timeout=timedelta(minutes=10))
         self.trainer_defaults = {"callbacks": [restored, GracefulStop(), Throughput(), *said, *bar]}
         try:
             return super().instantiate_trainer(**kwargs)
@@ -201,8 +200,7 @@ class TauflowCLI(LightningCLI):
             self.resumed = resumed = None  # the checkpoint is read again by the trainer
             if self.trainer.num_nodes > 1:
                 cluster: Any = self.trainer.strategy.cluster_environment  # type: ignore[attr-defined]
-                place = f"MASTER_ADDR={cluster.main_address} MASTER_PORT={cluster.main_port}"
-                say(f"nodes       waiting for {self.trainer.num_nodes - 1} more at {place}")
+                say(f"waiting for the other nodes at {cluster.main_address}:{cluster.main_port}")
             try:
                 self.trainer.fit(self.model, self.datamodule, ckpt_path=path, weights_only=True)
             except (TauflowError, OSError):
@@ -210,7 +208,7 @@ class TauflowCLI(LightningCLI):
             except Exception as error:
                 if "val_check_interval" in str(error):  # Lightning's sentence about it
                     raise SettingsError(" ".join(str(error).split())) from error
-                if path is None or callback_of(self.trainer, Restored).done:
+                if path is None or callback_of(self.trainer, Restored).done or is_lost_rank(error):
                     raise
                 raise unfit(path, error) from error
 
@@ -242,7 +240,6 @@ def refuse_out_of_range(trainer: Namespace) -> None:
 
 
 def is_many(devices: Any, more_than: int = 1) -> bool:
-    """Return whether --trainer.devices is a number above this one."""
     return str(devices).isdecimal() and int(devices) > more_than
 
 
@@ -294,11 +291,10 @@ def train() -> None:
         lost = unwritten(error)
         if lost:
             sys.exit(f"error: {lost}; {safe(cli.trainer)}")
-        if cli.trainer.world_size > 1 and is_lost_rank(error):
+        if is_lost_rank(error):
             sys.exit(f"error: another process of the run died or doesn't answer; {safe(cli.trainer)}")
         if isinstance(error, TauflowError):
             sys.exit(f"error: {error}")
         raise
-    code = conclude(cli.trainer)
     # Lightning kills the first process, which may still be writing, when another one ends with an error code.
-    sys.exit(code if cli.trainer.is_global_zero else 0)
+    sys.exit(conclude(cli.trainer) if cli.trainer.is_global_zero else 0)

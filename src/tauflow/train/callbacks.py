@@ -43,7 +43,6 @@ class Checkpoints(Checkpoint):
         self.best_score: float | None = None
         self.best_step: int | None = None
         self.last_step: int | None = None  # of last.ckpt, None if there is none
-        self._stop_waits = False
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_score": self.best_score, "best_step": self.best_step, "monitor": self.monitor}
@@ -70,6 +69,7 @@ class Checkpoints(Checkpoint):
             self.last_step = trainer.global_step  # resumed in its folder
         if not self.best_path.exists():  # resumed into another folder
             self.best_score = self.best_step = None
+        self._stop_waits = False
         _check_validations_end_steps(trainer)
 
     def on_train_batch_end(
