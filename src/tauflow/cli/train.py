@@ -24,7 +24,7 @@ from tauflow.cli.ending import callback_of, conclude, quiet_threads, safe, say, 
 from tauflow.cli.hints import essence, explained
 from tauflow.cli.resume import Resumed, resolve
 from tauflow.cli.runs import check_local, run_folder
-from tauflow.errors import CheckpointError, SettingsError, TauflowError
+from tauflow.errors import CheckpointError, SettingsError, TauflowError, first_line
 from tauflow.evaluation.callback import SamplerEvaluation, owes_evaluation
 from tauflow.evaluation.evaluate import SamplerGrid
 from tauflow.ranks import is_lost_rank
@@ -210,7 +210,7 @@ class TauflowCLI(LightningCLI):
                     raise SettingsError(" ".join(str(error).split())) from error
                 if path is None or callback_of(self.trainer, Restored).done or is_lost_rank(error):
                     raise
-                raise unfit(path, error) from error
+                raise unfit(path, first_line(error)) from error
 
 
 class OnlyEvaluate(Callback):
