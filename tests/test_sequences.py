@@ -19,6 +19,7 @@ from tauflow.tasks.sequences.metrics import BrokenPadding, LengthTotalVariation,
 from tauflow.tasks.sequences.sources import StringFiles
 from tauflow.tasks.sequences.table import digest
 from tauflow.tasks.sequences.tokens import PAD, Tokens, pattern_of
+from tauflow.train.described import describe
 
 
 def words(count=200):
@@ -65,7 +66,8 @@ def test_files_are_read_by_what_their_names_end_with(tmp_path):
 @pytest.mark.parametrize(
     ("name", "contents", "options", "message"),
     [
-        ("a.txt", b" \n\n", {}, "the data is empty: there is no string to train on"),
+        ("a.txt", b" \n\n", {}, "The training data must have strings, got none"),
+        ("a.txt", b"ab\n", {}, "at least 2 different strings"),
         ("a.txt", b"ab\nc\xff\n", {}, "is not text in UTF-8"),
         ("a.csv", b"id,smiles\n1,C\n", {}, "has several columns; name one of them .*: id, smiles"),
         ("a.csv", b"id,smiles\n1,C\n", {"column": "x"}, "has no column 'x'; name one of them .*: id, smiles"),
@@ -80,7 +82,12 @@ def test_files_are_read_by_what_their_names_end_with(tmp_path):
         ("a.fa", b"MKV\n>x\nA\n", {}, "line 1 of .* is no FASTA: a record begins with >"),
         ("a.fa", b">x\n>y\nA\n", {}, "the record at line 1 of .* has no sequence"),
         ("a.txt", b"ab\nabcd\n", {"length": 3}, "line 2 of .* has 4 tokens, --data.length is 3; raise it"),
-        ("a.txt", b"abcd\n", {"length": 3, "too_long": "skip"}, "no string of at most 3 tokens to train on"),
+        (
+            "a.txt",
+            b"abcd\n",
+            {"length": 3, "too_long": "skip"},
+            "must have strings of at most 3 tokens, got none",
+        ),
         (
             "a.smi",
             b"CC\nCXC\n",
@@ -103,7 +110,7 @@ def test_files_are_read_by_what_their_names_end_with(tmp_path):
             "a.txt",
             b"ab\ncd\n",
             {"val_share": 1e-9},
-            "no string is for validation .2 are for training.; raise",
+            "The validation split must have strings, got none.* change --data.val_share",
         ),
     ],
 )
@@ -115,12 +122,18 @@ def test_bad_data_is_refused_in_one_line(tmp_path, name, contents, options, mess
     assert not [path for path in tmp_path.glob("cache/*") if path.is_dir()], "nothing half-built is left"
 
 
+def test_a_pipe_is_not_a_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SettingsError, match=r"must match at least one regular file, got .*pipe"):
+        made(tmp_path / "pipe", tmp_path)
+
+
 def test_bad_settings(tmp_path, strings):
     for options, message in (
         ({"hub": "x"}, "not both"),
         ({"too_long": "cut"}, "refuse or skip, not 'cut'"),
         ({"too_long": "skip"}, r"needs --data\.length"),
-        ({"length": 0}, "from 1 to"),
+        ({"length": 0}, "must be at least 1, got 0"),
         ({"val_share": 1.0}, r"val_share in \(0, 1\)"),
         ({"tokens": ""}, r"--data\.tokens is empty"),
         ({"val_files": str(tmp_path / "none")}, r"--data\.val_files: there is no file"),
@@ -480,6 +493,21 @@ def test_a_checkpoint_alone_samples(runs, call, tmp_path):
     assert found.task.statistics.unigrams.shape == (7,)
     with pytest.raises(CheckpointError, match="files of the data is of type"):
         tauflow.load(tmp_path / "alone.ckpt", data={"files": 3})
+
+
+def test_a_pattern_in_a_checkpoint_never_runs(tmp_path):
+    """With this one a prompt of 45 letters would take years; the vocabulary splits it at once."""
+    path = tmp_path / "strings.txt"
+    path.write_text("\n".join(["aa", "ab", "ba", "aab", "aaab", "ab" * 25] * 2))
+    task = made(path, tmp_path, tokens=r"b|a|(a+)+$", val_share=0.4)
+    described = describe(task)["init_args"]
+    assert described["tokens"] == r"b|a|(a+)+$", "so that a resumed run is compared with it"
+    again = Sequences.rebuilt(described | {"tokens": "(a+)+$"}, {})
+    assert again.prompt("a" * 45 + "b").tokens[:46].tolist() == [1] * 45 + [2]
+    with pytest.raises(SettingsError, match=r"no token covers '!', character 46 of .*the vocabulary has a b"):
+        again.prompt("a" * 45 + "!")
+    mine = Sequences.rebuilt(described, {"tokens": "ab|a|b"})
+    assert mine.vocabulary.split("aab") == ["a", "ab"], "the user's own pattern counts"
 
 
 @pytest.mark.parametrize("names", [None, [], ["a", PAD], [PAD, "a", "a"], [PAD, 3], "abc"])

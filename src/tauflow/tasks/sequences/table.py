@@ -35,7 +35,7 @@ TooLong = Literal["refuse", "skip"]
 class Rules:
     """How strings become rows of two kinds."""
 
-    pattern: str
+    pattern: str | None  # None: split by the names alone
     length: int | None  # tokens of a row, D; None: of the longest string
     too_long: TooLong
     val_share: float  # of the strings, chosen by their text; unused where there are strings for validation
@@ -162,11 +162,12 @@ class Builder:
 
     def __init__(self, rules: Rules):
         self.rules = rules
-        self.split = splitter(rules.pattern)
         self.numbers: dict[str, int] = Growing()
         self.skipped = 0
         if rules.names is not None:
             self.fix(rules.names)
+        elif rules.pattern is not None:
+            self.split = splitter(rules.pattern)
 
     def fix(self, names: Sequence[str]) -> None:
         """Refuse other tokens than those of a vocabulary from here on."""
@@ -179,7 +180,7 @@ class Builder:
         names = self.split(entry.text)
         if "".join(names) != entry.text:
             raise SettingsError(
-                f"{entry.where}: {uncovered(entry.text, self.rules.pattern)}; fix it, or change --data.tokens"
+                f"{entry.where}: {uncovered(entry.text, names)}; fix it, or change --data.tokens"
             )
         if self.rules.length is not None and len(names) > self.rules.length:
             if self.rules.too_long == "refuse":
@@ -259,14 +260,17 @@ def _merged(source: Source, shared: bool, rules: Rules, progress: bool) -> tuple
 
 
 def _refuse_empty(train: Collected, val: Collected, rules: Rules, own_val: bool) -> None:
-    """Refuse sources without strings of both kinds."""
+    """Raise if a split has no strings."""
     short = "" if rules.length is None else f" of at most {rules.length} tokens"
-    if not train.lengths:
-        raise SettingsError(f"the data is empty: there is no string{short} to train on; give other files")
-    if not val.lengths:
-        more = "give others" if own_val else "raise --data.val_share, or name --data.val_files"
-        whose = "--data.val_files hold no string" if own_val else f"no string{short} is for validation"
-        raise SettingsError(f"{whose} ({len(train.lengths)} are for training); {more}")
+    if train.lengths and val.lengths:
+        return
+    empty = "validation" if train.lengths else "training"
+    if own_val or not (train.lengths or val.lengths):
+        raise SettingsError(f"The {empty} data must have strings{short}, got none. Pass other data.")
+    raise SettingsError(
+        f"The {empty} split must have strings{short}, got none. The text of a string decides its split, so "
+        "you need at least 2 different strings. Add some, change --data.val_share, or pass --data.val_files."
+    )
 
 
 def _save(path: Path, values: np.ndarray) -> None:

@@ -30,7 +30,6 @@ from tauflow.tasks.sequences.tokens import Tokens, fault_of, pattern_of
 from tauflow.tasks.text.corpus import Hub
 
 STATISTICS = "statistics.npz"  # beside the checkpoints of a run
-LONGEST = 2**20  # tokens of a sequence
 NO_DATA = (
     "no data is named, and that of a checkpoint is never opened by itself; name it: `sample.py --data "
     "files=...` or `tauflow.load(path, data={'files': ...})`, or hub=..."
@@ -50,7 +49,8 @@ class Sequences(Task):
         hub_config: its configuration.
         hub_split: its split.
         hub_column: the column with the strings.
-        tokens: `characters`, `smiles`, `amino_acids`, or a regular expression whose matches are the tokens.
+        tokens: `characters`, `smiles`, `amino_acids`, or a regular expression whose matches are the tokens. A
+            model from a checkpoint splits strings by its vocabulary instead, unless you pass this again.
         merges: tokens of a larger vocabulary, padding included, in which what often follows each other is one
             token (byte-pair encoding of the tokens): sequences are shorter. By default there are none.
         length: tokens of a sequence, D, padding included; by default those of the longest string.
@@ -66,7 +66,7 @@ class Sequences(Task):
     """
 
     local: ClassVar[tuple[str, ...]] = (
-        *("files", "val_files", "column", "hub", "hub_config", "hub_split", "hub_column", "cache"),
+        *("files", "val_files", "column", "hub", "hub_config", "hub_split", "hub_column", "tokens", "cache"),
     )
     may_change = (*Task.may_change, "files", "val_files", "cache")  # files may have moved
 
@@ -92,7 +92,7 @@ class Sequences(Task):
 
     def __post_init__(self) -> None:
         self._refuse_unfit()
-        self.pattern = pattern_of(self.tokens)
+        self.pattern: str | None = pattern_of(self.tokens)
         if self.token_names is None:
             self.token_names = list(self._table.names)
         if self.length is None:
@@ -114,12 +114,12 @@ class Sequences(Task):
             raise SettingsError(f"--data.too_long is {' or '.join(get_args(TooLong))}, not {self.too_long!r}")
         if self.too_long == "skip" and self.length is None:
             raise SettingsError("--data.too_long skip needs --data.length, what is too long")
-        if self.length is not None and not 1 <= self.length <= LONGEST:
-            raise SettingsError(f"--data.length must be from 1 to {LONGEST}, got {self.length}")
+        if self.length is not None and self.length < 1:
+            raise SettingsError(f"--data.length must be at least 1, got {self.length}.")
         if self.batch_size < 1 or self.val_items < 2 or not 0 < self.val_share < 1:
-            got = f"{self.batch_size}, {self.val_items} and {self.val_share}"
             raise SettingsError(
-                "sequences need batch_size >= 1, val_items >= 2 and val_share in (0, 1), got " + got
+                "sequences need batch_size >= 1, val_items >= 2 and val_share in (0, 1), got "
+                f"{self.batch_size}, {self.val_items} and {self.val_share}"
             )
 
     @classmethod
@@ -129,7 +129,11 @@ class Sequences(Task):
         names = names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
         if fault_of(names) or type(init_args.get("length")) is not int:
             raise CheckpointError("the checkpoint has no vocabulary: its data.token_names are no tokens")
-        return super().rebuilt(init_args, data)
+        task = super().rebuilt(init_args, data)
+        if "tokens" not in data:  # the vocabulary is enough: no pattern from a file ever runs
+            task.pattern = None
+            task.vocabulary = Tokens(task.vocabulary.names, None)
+        return task
 
     # Data
 

@@ -1,4 +1,4 @@
-"""Tokens: strings as numbers and back, by a regular expression whose matches are the tokens."""
+"""Tokens: strings as numbers and back, by a regular expression whose matches are the tokens, or by names."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -55,13 +55,50 @@ def splitter(pattern: str) -> Callable[[str], list[str]]:
     return lambda text: [match.group() for match in compiled.finditer(text)]
 
 
-def uncovered(text: str, pattern: str) -> str:
-    """Return where a string has a character that no token covers, as a part of a sentence."""
+def by_names(names: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return what splits a string into the longest names from left to right, as far as names cover it.
+
+    A name counts only if names also cover what follows: with C, CC, and Cl, "CCl" is C and Cl.
+    """
+    known = set(names)
+    sizes = sorted({len(name) for name in names}, reverse=True)
+
+    def split(text: str) -> list[str]:
+        ends = [
+            [
+                start + size
+                for size in sizes
+                if text[start : start + size] in known and start + size <= len(text)
+            ]
+            for start in range(len(text))
+        ]
+        reached = {0}
+        for start, found in enumerate(ends):
+            if start in reached:
+                reached.update(found)
+        last = max(reached)
+        chosen = {last: last}  # where the name ends that is taken at a start
+        for start in reversed(range(last)):
+            for end in ends[start]:
+                if end in chosen:
+                    chosen[start] = end
+                    break
+        tokens, start = [], 0
+        while start < last:
+            tokens.append(text[start : chosen[start]])
+            start = chosen[start]
+        return tokens
+
+    return split
+
+
+def uncovered(text: str, tokens: Sequence[str]) -> str:
+    """Return where a string has a character that its tokens don't cover, as a part of a sentence."""
     end = 0
-    for match in re.compile(pattern).finditer(text):
-        if match.start() > end:
+    for token in tokens:
+        if not text.startswith(token, end):
             break
-        end = match.end()
+        end += len(token)
     shown = text if len(text) <= 80 else f"{text[max(0, end - 40) : end + 40]} (a part)"
     return f"no token covers {text[end]!r}, character {end + 1} of {shown!r}"
 
@@ -73,11 +110,11 @@ class Tokens:
     Args:
         names: of the tokens, the padding first; a name may join several matches (merges).
         pattern: regular expression whose matches are the tokens of a string, before they are joined to the
-            longest names.
+            longest names. None, as for a model from a file: a string is split by the names alone.
     """
 
     names: tuple[str, ...]
-    pattern: str
+    pattern: str | None
 
     def __post_init__(self) -> None:
         if fault := fault_of(self.names):
@@ -86,6 +123,8 @@ class Tokens:
     @cached_property
     def found(self) -> Callable[[str], list[str]]:
         """Return what finds the tokens of a string, and skips what is none."""
+        if self.pattern is None:
+            return by_names(self.names[1:])
         split = splitter(self.pattern)
         join = joiner(self.names[1:], split)
         return split if join is None else lambda text: join(split(text))
@@ -98,7 +137,7 @@ class Tokens:
         """Return the tokens of a string; refuse one that they do not cover."""
         found = self.found(text)
         if "".join(found) != text:
-            raise SettingsError(f"{uncovered(text, self.pattern)}; change it, or the rule --data.tokens")
+            raise SettingsError(f"{uncovered(text, found)}; change it (the vocabulary {self._listed})")
         return found
 
     def encode(self, text: str) -> list[int]:
@@ -111,8 +150,12 @@ class Tokens:
 
     def lacks(self, name: str) -> str:
         """Say that a token is not in the vocabulary, and what is."""
-        listed = " ".join(self.names[1 : SHOWN + 1]) + (" ..." if len(self.names) > SHOWN + 1 else "")
-        return f"the vocabulary has no token {name!r} (it has {listed})"
+        return f"the vocabulary has no token {name!r} (it {self._listed})"
+
+    @property
+    def _listed(self) -> str:
+        more = " ..." if len(self.names) > SHOWN + 1 else ""
+        return f"has {' '.join(self.names[1 : SHOWN + 1])}{more}"
 
     def text(self, row: Sequence[int]) -> str:
         """Return the string of a sample (D,): its tokens before the first padding."""

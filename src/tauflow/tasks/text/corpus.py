@@ -164,7 +164,10 @@ def paths_of(patterns: Iterable[str], flag: str = "--data.files") -> list[Path]:
             )
         found += [Path(match) for match in matches if Path(match).is_file()]
     if not found:
-        raise SettingsError(f"{flag}: {', '.join(patterns)} names folders only; add /*.txt")
+        raise SettingsError(
+            f"{flag} must match at least one regular file, got {', '.join(patterns)}. For the files in a "
+            "folder, add /*.txt."
+        )
     return list(dict.fromkeys(found))
 
 
