@@ -9,6 +9,7 @@ from typing import Any
 from tauflow.errors import SettingsError
 from tauflow.tasks.images.pictures import opened
 from tauflow.tasks.images.sources import VALIDATION, Picture, Source, SplitName, digest_of
+from tauflow.tasks.text.faults import first_line
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,9 @@ class Hub(Source):
         try:
             data = datasets.load_dataset(self.name, self.config)
         except Exception as error:  # the library raises many kinds
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise SettingsError(
-                f"cannot load the pictures {self.name!r} (config {self.config}): {reason}; check the names "
-                "and the network, or give --data.pictures, --data.npz or --data.idx"
+                f"cannot load the pictures {self.name!r} (config {self.config}): {first_line(error)}; check "
+                "the names and the network, or give --data.pictures, --data.npz or --data.idx"
             ) from None
         for name in (self.split, self.val_split):
             if name is not None and name not in data:

@@ -4,17 +4,16 @@ A picture is uint8, (H, W) if it is grey, else (H, W, 3).
 """
 
 import io
-import warnings
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from tauflow.errors import SettingsError
+from tauflow.tasks.text.faults import first_line
 
 FORMATS = ("BMP", "JPEG", "PNG", "PPM", "WEBP")
 EXTENSIONS = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".webp")
-LARGEST = 2**26  # pixels of a picture
 
 
 def opened(file: Path | bytes, name: str) -> np.ndarray:
@@ -24,26 +23,18 @@ def opened(file: Path | bytes, name: str) -> np.ndarray:
     bits and other modes are refused: each could be converted in several ways.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is lower
-            with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS) as image:
-                if image.width * image.height > LARGEST:
-                    raise Image.DecompressionBombError
-                return _pixels(ImageOps.exif_transpose(image), name)
+        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS) as image:
+            return _pixels(ImageOps.exif_transpose(image), name)
     except SettingsError:
         raise
-    except Image.DecompressionBombError:
-        raise SettingsError(
-            f"{name} has more than {LARGEST // 2**20} million pixels; make it smaller"
-        ) from None
     except FileNotFoundError:
         raise SettingsError(f"there is no picture {name}") from None
     except IsADirectoryError:
         raise SettingsError(f"{name} is a folder; name a picture in it") from None
     except Exception as error:  # the library raises many kinds
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise SettingsError(
-            f"{name} is damaged, or not one of {', '.join(FORMATS)} ({reason}); replace or remove it"
+            f"{name} is damaged, or not one of {', '.join(FORMATS)} ({first_line(error)}); replace or remove "
+            "it"
         ) from None
 
 

@@ -1,5 +1,6 @@
 """Settings of pictures that do not go together."""
 
+from collections import Counter
 from typing import TYPE_CHECKING, get_args
 
 from tauflow.errors import SettingsError
@@ -9,7 +10,6 @@ if TYPE_CHECKING:
     from tauflow.tasks.images.task import Images
 
 SOURCES = ("hub", "pictures", "npz", "idx")
-LARGEST = 1024  # pixels of a side
 
 
 def refuse_unfit(task: "Images") -> None:
@@ -27,9 +27,9 @@ def refuse_unfit(task: "Images") -> None:
     if task.tokens not in get_args(TokensName):
         raise SettingsError(f"--data.tokens is one of {', '.join(get_args(TokensName))}, not {task.tokens}")
     given = task.size if isinstance(task.size, list | tuple) else [1 if task.size is None else task.size] * 2
-    if len(given) != 2 or not all(isinstance(side, int) and 1 <= side <= LARGEST for side in given):
+    if len(given) != 2 or not all(isinstance(side, int) and side >= 1 for side in given):
         raise SettingsError(
-            f"--data.size is the pixels of a side, 1 to {LARGEST}, or [height, width]; got {task.size}"
+            f"--data.size must be the pixels of a side or [height, width], at least 1, got {task.size}."
         )
     if task.batch_size < 1 or task.val_items < 2 or not 0 < task.val_share < 1:
         raise SettingsError(
@@ -45,14 +45,20 @@ def refuse_unfit(task: "Images") -> None:
             f"--data.palette_colours needs --data.tokens palette and --data.levels "
             f"{len(task.palette_colours)}, got {task.tokens} and {task.levels}"
         )
-    names = task.class_names
-    if names is not None:
-        distinct = {name.casefold() for name in names if isinstance(name, str) and name.isprintable()}
-        if not task.labels or not names or len(distinct) < len(names):
-            raise SettingsError(
-                "--data.class_names are different names without control characters, and need --data.labels "
-                "true"
-            )
+    if task.class_names is not None and not task.labels:
+        raise SettingsError("--data.class_names needs --data.labels true")
+
+
+def refuse_repeated(names: list[str]) -> None:
+    """Raise unless the names of classes are different texts; upper and lower case are different."""
+    if not names or not all(isinstance(name, str) for name in names):
+        raise SettingsError(f"Class names must be a list of texts, got {names}.")
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise SettingsError(
+            f"Class names must be unique, got {repeated[0]!r} more than once. Rename a class in the data, or "
+            "pass --data.class_names."
+        )
 
 
 def sides(size: int | list[int]) -> tuple[int, int]:

@@ -106,12 +106,14 @@ class Arrays(Source):
         return self.arrays("val")[0] is not None
 
     def classes(self) -> list[str]:
+        return [str(number) for number in range(self.class_count())]
+
+    def class_count(self) -> int:
+        """Return how many classes the labels count; 0 if there are none."""
         labels = [self.arrays(split)[1] for split in ("train", "val")]
         if labels[0] is None:
-            return []
-        return [
-            str(number) for number in range(1 + max(int(each.max()) for each in labels if each is not None))
-        ]
+            return 0
+        return 1 + max(int(each.max()) for each in labels if each is not None)
 
     def read(self, split: SplitName) -> Iterator[Picture]:
         pictures, labels = self.arrays(split)
@@ -158,13 +160,20 @@ class Npz(Arrays):
         return pictures, labels
 
     def classes(self) -> list[str]:
-        numbers = super().classes()
+        count = self.class_count()
         names = self.contents.get("class_names")
-        if names is None or not numbers:
-            return numbers
-        if names.dtype.kind != "U" or names.ndim != 1 or len(names) < len(numbers):
+        if names is None or not count:
+            images = sum(len(self.contents.get(name, ())) for name in ("images", "test_images"))
+            if count > images:
+                raise SettingsError(
+                    f"Labels of {self.path} must be 0 to K - 1 for K classes, got {count - 1} for {images} "
+                    "images. Renumber the labels, or add class_names with a name for each class."
+                )
+            return super().classes()
+        if names.dtype.kind != "U" or names.ndim != 1 or len(names) < count:
             raise SettingsError(
-                f"class_names of {self.path} must be a text for each of the {len(numbers)} classes"
+                f"class_names of {self.path} must be a text for each label, got {names.dtype} {names.shape} "
+                f"and labels up to {count - 1}."
             )
         return names.tolist()
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from tauflow.denoise.model import ChannelsName
-from tauflow.errors import SettingsError
+from tauflow.errors import SettingsError, printable
 from tauflow.samplers import Prompt
 from tauflow.seeds import generator_for
 from tauflow.tasks.base import Task
@@ -25,7 +25,7 @@ from tauflow.tasks.images.hub import Hub
 from tauflow.tasks.images.items import Flipped, Items, Kept
 from tauflow.tasks.images.metrics import REFERENCE, headline_of, picture_metrics
 from tauflow.tasks.images.pictures import fitted, opened, window
-from tauflow.tasks.images.settings import SOURCES, refuse_unfit, sides
+from tauflow.tasks.images.settings import SOURCES, refuse_repeated, refuse_unfit, sides
 from tauflow.tasks.images.sources import Folder, Idx, Npz, Source, SplitName
 from tauflow.tasks.images.tokens import Pixels, TokensName, pixels_from
 from tauflow.tasks.items import Shuffled
@@ -112,15 +112,15 @@ class Images(Task):
         if self.tokens == "palette" and self.palette_colours is None:
             self.palette_colours = self._cache.palette(self.levels)
         self.pixels: Pixels = pixels_from(self.tokens, self.levels, self.palette_colours)
-        if self.labels and self.class_names is None:
-            self.class_names = self._cache.classes
+        if self.labels:
+            self.class_names = self._cache.classes if self.class_names is None else self.class_names
+            refuse_repeated(self.class_names)
+            self.conditions = (len(self.class_names),)
         if self.size is None:
             height, width = self._cache.size
             self.size = height if height == width else [height, width]
         self.num_tokens = self.pixels.num_tokens
         self.shape = (*sides(self.size), *self.pixels.channels)
-        if self.labels:
-            self.conditions = (len(self.class_names or []),)
 
     @property
     def channels(self) -> ChannelsName | None:  # type: ignore[override]  # depends on the tokens
@@ -239,21 +239,21 @@ class Images(Task):
         return self.decode(tokens.cpu()).numpy()
 
     def caption(self, condition: Tensor) -> str:
-        """Return the name of the class."""
+        """Return the name of the class, without control characters: it may come from a stranger's file."""
         number = int(condition[0])
-        return (self.class_names or [])[number] if number >= 0 else "any class"
+        return printable((self.class_names or [])[number]) if number >= 0 else "any class"
 
     def condition(self, text: str) -> Tensor:
-        """Read a class by its name or number."""
+        """Read a class by its name, in any case unless several names differ by it only, or by its number."""
         if not self.labels:
             return super().condition(text)
-        names = [name.casefold() for name in self.class_names or []]
-        word = text.strip().casefold()
-        if word in names:
-            return torch.tensor([names.index(word)])
+        names, word = self.class_names or [], text.strip()
+        alike = [name for name in names if name.casefold() == word.casefold()]
+        if word in names or len(alike) == 1:
+            return torch.tensor([names.index(word if word in names else alike[0])])
         if word.isdecimal() and int(word) < len(names):
             return torch.tensor([int(word)])
-        known = ", ".join(f"{number} {name}" for number, name in enumerate(self.class_names or []))
+        known = ", ".join(f"{number} {name}" for number, name in enumerate(names))
         raise SettingsError(f"the condition is a class by name or number ({known}), got {text!r}")
 
     def sample_conditions(self, count: int, first: int = 0) -> Tensor | None:
