@@ -8,6 +8,7 @@ from PIL import Image
 
 import tauflow
 import tauflow.cli.sample
+from tauflow.cli.sample_arguments import parser
 from tauflow.denoise import DROPPED
 from tauflow.evaluation.mosaics import CAPTION, Block, Strip, mosaic, shortened, text_width, wrapped
 from tauflow.evaluation.pictures import headline, reduced, samples_figure
@@ -184,6 +185,12 @@ def test_a_completion_is_asked_for_a_class_and_resumes_with_its_picture_only(cal
     Image.fromarray(boot[::-1].copy()).save("moved.png")
     code, _ = call(*flags, "moved.png", "--keep", "left", "--condition", "boot")
     assert "other settings (complete_sha256: " in code
+
+
+def test_a_value_that_starts_with_a_dash(capsys):
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--keep", "-1,0,5,5"])
+    assert "--keep: expected one argument; write FLAG=VALUE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -604,8 +604,17 @@ def test_towers_that_are_missing_damaged_or_of_another_size(tmp_path, monkeypatc
     with pytest.warns(UserWarning, match=r"caption_score_towers is skipped: there is no .*fit_towers --out"):
         assert "caption_score_towers" not in Scenes().sample_metrics()
     np.savez(tmp_path / "towers.npz", codes=np.zeros(3))
-    with pytest.raises(SettingsError, match=r"two towers in .* are damaged .*fit_towers --out"):
+    with pytest.raises(SettingsError, match=r"towers in .* are damaged .*fit_towers --out"):
         Scenes().sample_metrics()
+
+
+def test_an_error_without_text_is_named_by_its_kind(tmp_path, monkeypatch):
+    def fail(path):
+        raise MemoryError
+
+    monkeypatch.setattr(towers, "read", fail)
+    with pytest.raises(SettingsError, match=r"are damaged \(MemoryError\)"):
+        towers.loaded(tmp_path / "towers.npz")
 
 
 # Commands

@@ -22,6 +22,8 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without a screen of usage."""
 
     def error(self, message: str) -> NoReturn:
+        if message.endswith("expected one argument"):
+            message += "; write FLAG=VALUE for a value that starts with a dash"
         self.exit(2, f"error: {message}\n")
 
 

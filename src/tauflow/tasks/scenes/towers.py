@@ -19,6 +19,7 @@ from tauflow.errors import SettingsError
 from tauflow.tasks.npz import read
 from tauflow.tasks.scenes.canvas import CODES
 from tauflow.tasks.scenes.grammar import CAPTION_WORDS, WORDS
+from tauflow.tasks.text.faults import first_line
 
 FILE = Path(__file__).with_name("towers.npz")
 MAKE = f"`python -m tauflow.tasks.scenes.fit_towers --out {FILE}` makes it"
@@ -81,8 +82,9 @@ def loaded(path: Path) -> Towers:
         weights = {name: torch.from_numpy(array).float() for name, array in read(path).items()}
         towers.load_state_dict(weights, assign=True)
     except Exception as error:  # zipfile, numpy and torch raise many kinds
-        reason = str(error).splitlines()[0]
-        raise SettingsError(f"the two towers in {path} are damaged ({reason}); {MAKE} anew") from None
+        raise SettingsError(
+            f"The towers in {path} are damaged ({first_line(error)}). {MAKE} again."
+        ) from None
     return towers.eval()
 
 
