@@ -318,7 +318,7 @@ def test_columns_and_splits_that_are_not_there(hub_folder, tmp_path, settings, m
         ({"npz": "none.npz", "class_names": ["a", "b"]}, "needs --data.labels true"),
         ({"npz": "none.npz", "class_names": ["a", "a"], "labels": True}, "must be unique, got 'a' more"),
         ({"npz": "none.npz", "palette_colours": [[0, 0, 0]]}, "needs --data.tokens palette"),
-        ({"npz": "none.npz"}, "none.npz must be an .npz file of plain arrays .there is no such file"),
+        ({"npz": "none.npz"}, "none.npz must be an .npz file of plain arrays .File not found"),
         ({"idx": "nowhere"}, "nowhere is no folder with train-images-idx3-ubyte"),
         ({"pictures": "nowhere"}, "there is no folder nowhere"),
     ],

@@ -509,7 +509,7 @@ def test_a_checkpoint_without_its_data_and_statistics(checkpoint, call, tmp_path
     counts = (2 * conditions[:, 0] + conditions[:, 1]).bincount(minlength=4)
     assert (counts - 100).abs().max() < 4 * math.sqrt(400 * 3 / 16)  # four standard deviations
     code, _ = call("--ckpt", lonely, "--judge", "fcd")
-    assert str(code).startswith("error: --judge fcd needs real molecules: name them with --data files=")
+    assert str(code).startswith("error: --judge fcd needs real molecules. Pass --data files=")
 
 
 def test_a_checkpoint_knows_its_bins(checkpoint, asked):
@@ -517,3 +517,5 @@ def test_a_checkpoint_knows_its_bins(checkpoint, asked):
     assert (task.edges, task.moses) == (asked.edges, False)
     assert task.alone == ""
     assert task.statistics.known(asked.strings("train")[:3]).all()
+    with pytest.warns(UserWarning, match="pass --data moses=true to compare"):
+        task.use_judges("fcd")

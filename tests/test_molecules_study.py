@@ -141,7 +141,7 @@ def test_side_chains_are_shorter_in_a_vocabulary_with_merges(tmp_path, monkeypat
     monkeypatch.setattr("tauflow.studies.molecules.CHAINS", (10, 3))
     assert chains_of(task) == [first, 2]
     lost = Molecules(moses=False, length=44, token_names=task.token_names, merges=120)
-    with pytest.raises(SettingsError, match=r"with merges needs real molecules: name them with --data files"):
+    with pytest.raises(SettingsError, match=r"with merges needs real molecules. Pass --data files"):
         chains_of(lost)
 
 

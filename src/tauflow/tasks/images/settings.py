@@ -50,7 +50,7 @@ def refuse_unfit(task: "Images") -> None:
 
 
 def refuse_repeated(names: list[str]) -> None:
-    """Raise unless the names of classes are different texts; upper and lower case are different."""
+    """Raise unless the names of classes are different texts, where case matters."""
     if not names or not all(isinstance(name, str) for name in names):
         raise SettingsError(f"Class names must be a list of texts, got {names}.")
     repeated = [name for name, count in Counter(names).items() if count > 1]

@@ -137,10 +137,8 @@ class Molecules(Sequences):
         """Say why a checkpoint without its data and statistics.npz can be measured in part only."""
         if self._from_moses or not super().alone:
             return ""
-        found = f"{super().alone}, or moses=true"
-        return (
-            f"bins are drawn uniformly unless --condition names some; {found}" if self.conditions else found
-        )
+        bins = "bins are drawn uniformly unless --condition names some; " if self.conditions else ""
+        return f"{bins}{super().alone}, or moses=true"
 
     def labels(self, text: str) -> list[int]:
         """Return the bins (C,) that the properties of a molecule lie in."""
@@ -261,8 +259,8 @@ class Molecules(Sequences):
         """Return validation molecules (N, D); where there are none, say that the user of them needs some."""
         if self.alone:
             raise SettingsError(
-                f"{user} needs real molecules: name them with --data files=..., or put the run's "
-                f"{STATISTICS} beside the checkpoint"
+                f"{user} needs real molecules. Pass --data files=... or --data moses=true, or put the run's "
+                f"{STATISTICS} next to the checkpoint."
             )
         return torch.from_numpy(self.statistics.validation.astype(np.int64))
 

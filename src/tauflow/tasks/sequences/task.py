@@ -49,8 +49,7 @@ class Sequences(Task):
         hub_config: its configuration.
         hub_split: its split.
         hub_column: the column with the strings.
-        tokens: `characters`, `smiles`, `amino_acids`, or a regular expression whose matches are the tokens. A
-            model from a checkpoint splits strings by its vocabulary instead, unless you pass this again.
+        tokens: `characters`, `smiles`, `amino_acids`, or a regular expression whose matches are the tokens.
         merges: tokens of a larger vocabulary, padding included, in which what often follows each other is one
             token (byte-pair encoding of the tokens): sequences are shorter. By default there are none.
         length: tokens of a sequence, D, padding included; by default those of the longest string.
@@ -295,9 +294,7 @@ class Sequences(Task):
             metrics["unigram_tv"] = UnigramTotalVariation(torch.from_numpy(self.statistics.unigrams))
             metrics["length_tv"] = LengthTotalVariation(torch.from_numpy(self.statistics.lengths))
             metrics["novel"] = Novel(self.texts, self.statistics.known)
-        metrics |= {
-            "unique": Unique(self.texts),
-            "broken_padding": BrokenPadding(),
-            "mean_length": MeanLength(),
-        }
+        metrics["unique"] = Unique(self.texts)
+        metrics["broken_padding"] = BrokenPadding()
+        metrics["mean_length"] = MeanLength()
         return MetricCollection(metrics, compute_groups=False)

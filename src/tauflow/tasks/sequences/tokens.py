@@ -77,7 +77,7 @@ def by_names(names: Sequence[str]) -> Callable[[str], list[str]]:
             if start in reached:
                 reached.update(found)
         last = max(reached)
-        chosen = {last: last}  # where the name ends that is taken at a start
+        chosen = {last: last}  # by start, the end of the name taken there
         for start in reversed(range(last)):
             for end in ends[start]:
                 if end in chosen:
