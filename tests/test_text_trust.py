@@ -236,36 +236,20 @@ def turns(name, function):
 
 
 DAMAGE = {
-    "empty": lambda path: path.write_bytes(b""),
     "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
-    "garbage": lambda path: path.write_bytes(bytes(range(256)) * 40),
-    "text": lambda path: path.write_text("hello"),
     "flipped bit": flip,
     "folder": folder_instead,
 }
-NOTICED = [name for name in DAMAGE if name != "flipped bit"]  # of files without checksums
 UNFIT = {
     "missing key": lambda path: rewritten(path, lambda arrays: arrays.pop("grams")),
-    "missing level": lambda path: rewritten(path, lambda arrays: arrays.pop("codes_1")),
     "huge order": sets("order", 10**9),
-    "no order": sets("order", 0),
-    "order of no number": sets("order", [1, 2]),
     "other vocabulary": sets("num_tokens", 7),
     "pickle": lambda path: rewritten(path, lambda arrays: arrays.update(grams=np.array([{}], dtype=object))),
-    "letters": sets("grams", ["a", "b"]),
-    "floats": turns("validation", lambda old: old.astype(float)),
-    "short law": turns("unigrams", lambda old: old[:5]),
     "NaN": turns("unigrams", lambda old: old * np.nan),
     "two dimensions": turns("grams", lambda old: old[:, None]),
-    "no hashes": turns("grams", lambda old: old[:0]),
     "no blocks": turns("validation", lambda old: old[:0]),
-    "other length": turns("validation", lambda old: old[:, :5]),
     "foreign token": turns("validation", lambda old: old + 1000),
-    "negative token": turns("validation", lambda old: old - 1000),
     "fewer counts": turns("counts_2", lambda old: old[:3]),
-    "no counts": turns("counts_2", lambda old: old * 0),
-    "no codes": turns("codes_0", lambda old: old[:0]),
     "discount": sets("discount_0", 3.0),
 }
 
@@ -307,13 +291,12 @@ def of_other_blocks(path):
     shutil.copy(path.parent / "x" / "data-00000-of-00001.arrow", path)
 
 
-@pytest.mark.parametrize("name", ["train", "val"])
-@pytest.mark.parametrize("damage", [*NOTICED, "missing", "boundary", "other blocks"])
-def test_damaged_blocks_name_the_folder_to_remove(corpus_file, tmp_path, damage, name):
+@pytest.mark.parametrize("damage", ["half", "missing", "boundary", "other blocks"])
+def test_damaged_blocks_name_the_folder_to_remove(corpus_file, tmp_path, damage):
     more = {"missing": lambda path: path.unlink(), "boundary": at_a_boundary, "other blocks": of_other_blocks}
     text(corpus_file, tmp_path).setup("fit")
     (folder,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
-    (DAMAGE | more)[damage](folder / f"{name}.arrow")
+    (DAMAGE | more)[damage](folder / "val.arrow")
     with pytest.raises(SettingsError, match=rf"{folder.name} are damaged \(.*; remove that folder") as caught:
         text(corpus_file, tmp_path).setup("fit")
     assert "\n" not in str(caught.value)
@@ -330,7 +313,7 @@ def test_a_file_in_the_place_of_a_cache(corpus_file, tmp_path):
         text(corpus_file, tmp_path).setup("fit")
 
 
-@pytest.mark.parametrize("damage", [*NOTICED, "other JSON"])
+@pytest.mark.parametrize("damage", ["half", "other JSON"])
 def test_a_damaged_tokenizer_names_the_file_to_remove(corpus_file, tmp_path, damage):
     text(corpus_file, tmp_path)
     (path,) = (tmp_path / "cache").glob("tokenizer-*.json")

@@ -9,7 +9,7 @@ from tauflow.errors import SettingsError
 
 
 def parsed(words: Iterable[str]) -> dict[str, Any]:
-    """Return the settings that words such as "files=corpus.txt" give; a value is YAML without aliases."""
+    """Return the settings that words such as "files=corpus.txt" give; a value is YAML."""
     found: dict[str, Any] = {}
     for word in words:
         name, equals, text = word.partition("=")
@@ -18,16 +18,7 @@ def parsed(words: Iterable[str]) -> dict[str, Any]:
         if name in found:
             raise SettingsError(f"--data gives {name} twice; give it once")
         try:
-            found[name] = yaml.load(text, Loader=_Plain)
+            found[name] = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, RecursionError):
             raise SettingsError(f"the value of --data {word!r} is no YAML; put quotes around text") from None
     return found
-
-
-class _Plain(yaml.SafeLoader):
-    """Plain values; an alias, which can grow without limit, is refused."""
-
-    def compose_node(self, parent: Any, index: int) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("an alias")
-        return super().compose_node(parent, index)

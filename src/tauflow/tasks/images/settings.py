@@ -51,13 +51,11 @@ def refuse_unfit(task: "Images") -> None:
 
 def refuse_repeated(names: list[str]) -> None:
     """Raise unless the names of classes are different texts, where case matters."""
-    if not names or not all(isinstance(name, str) for name in names):
-        raise SettingsError(f"Class names must be a list of texts, got {names}.")
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
+    wrong = [name for name, count in Counter(names).items() if count > 1 or not isinstance(name, str)]
+    if wrong or not names:
         raise SettingsError(
-            f"Class names must be unique, got {repeated[0]!r} more than once. Rename a class in the data, or "
-            "pass --data.class_names."
+            f"Class names must be unique texts, got {wrong[:3]} of another type or more than once. Rename a "
+            "class in the data, or pass --data.class_names."
         )
 
 

@@ -1,7 +1,7 @@
 """Tokens: strings as numbers and back, by a regular expression whose matches are the tokens, or by names."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -64,29 +64,19 @@ def by_names(names: Sequence[str]) -> Callable[[str], list[str]]:
     sizes = sorted({len(name) for name in names}, reverse=True)
 
     def split(text: str) -> list[str]:
-        ends = [
-            [
-                start + size
-                for size in sizes
-                if text[start : start + size] in known and start + size <= len(text)
-            ]
-            for start in range(len(text))
-        ]
-        reached = {0}
-        for start, found in enumerate(ends):
-            if start in reached:
-                reached.update(found)
-        last = max(reached)
-        chosen = {last: last}  # by start, the end of the name taken there
-        for start in reversed(range(last)):
-            for end in ends[start]:
-                if end in chosen:
-                    chosen[start] = end
-                    break
+        def longest(start: int, ends: Container[int]) -> int:
+            fits = (size for size in sizes if text[start : start + size] in known and start + size in ends)
+            return next(fits, 0)
+
+        covered = {len(text)}
+        for start in reversed(range(len(text))):
+            if longest(start, covered):
+                covered.add(start)
+        ends = covered if 0 in covered else range(len(text) + 1)
         tokens, start = [], 0
-        while start < last:
-            tokens.append(text[start : chosen[start]])
-            start = chosen[start]
+        while size := longest(start, ends):
+            tokens.append(text[start : start + size])
+            start += size
         return tokens
 
     return split
