@@ -315,7 +315,7 @@ def test_columns_and_splits_that_are_not_there(hub_folder, tmp_path, settings, m
         ({"npz": "none.npz", "val_share": 1.0}, "val_share in"),
         ({"npz": "none.npz", "tokens": "hsv"}, "one of grey, rgb, decorrelated, palette, not hsv"),
         ({"npz": "none.npz", "class_names": ["a", "b"]}, "needs --data.labels true"),
-        ({"npz": "none.npz", "class_names": ["a", "a"], "labels": True}, "must be unique texts, got .'a'."),
+        ({"npz": "none.npz", "class_names": ["a", "a"], "labels": True}, "that occur only once, got .'a'."),
         ({"npz": "none.npz", "palette_colours": [[0, 0, 0]]}, "needs --data.tokens palette"),
         ({"npz": "none.npz"}, "none.npz must be an .npz file of plain arrays .File not found"),
         ({"idx": "nowhere"}, "nowhere is no folder with train-images-idx3-ubyte"),
@@ -579,7 +579,7 @@ def test_unigrams_are_those_of_the_training_pictures(npz, tmp_path):
 def test_class_names_that_repeat_are_an_error_before_training(tmp_path):
     arrays = {"images": photographs(60)[..., 0], "labels": np.arange(60) % 2}
     file = grey_npz(tmp_path, **arrays, class_names=np.array(["a", "a"]))
-    with pytest.raises(SettingsError, match=r"Class names must be unique texts, got \['a'\]"):
+    with pytest.raises(SettingsError, match=r"Class names must be texts that occur only once, got \['a'\]"):
         images(tmp_path, **file, labels=True)
 
 

@@ -54,8 +54,8 @@ def refuse_repeated(names: list[str]) -> None:
     wrong = [name for name, count in Counter(names).items() if count > 1 or not isinstance(name, str)]
     if wrong or not names:
         raise SettingsError(
-            f"Class names must be unique texts, got {wrong[:3]} of another type or more than once. Rename a "
-            "class in the data, or pass --data.class_names."
+            f"Class names must be texts that occur only once, got {wrong[:3]}. Rename a class in the data, "
+            "or pass --data.class_names."
         )
 
 
