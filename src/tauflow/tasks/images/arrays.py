@@ -5,9 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tauflow.errors import SettingsError
+from tauflow.errors import SettingsError, first_line
 from tauflow.tasks import npz
-from tauflow.tasks.text.faults import first_line
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:

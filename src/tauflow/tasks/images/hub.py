@@ -6,10 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tauflow.errors import SettingsError
+from tauflow.errors import SettingsError, first_line
 from tauflow.tasks.images.pictures import opened
 from tauflow.tasks.images.sources import VALIDATION, Picture, Source, SplitName, digest_of
-from tauflow.tasks.text.faults import first_line
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
-from tauflow.errors import SettingsError
-from tauflow.tasks.text.faults import first_line
+from tauflow.errors import SettingsError, first_line
 
 FORMATS = ("BMP", "JPEG", "PNG", "PPM", "WEBP")
 EXTENSIONS = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".webp")

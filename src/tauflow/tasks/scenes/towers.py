@@ -15,11 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tauflow import files
-from tauflow.errors import SettingsError
+from tauflow.errors import SettingsError, first_line
 from tauflow.tasks.npz import read
 from tauflow.tasks.scenes.canvas import CODES
 from tauflow.tasks.scenes.grammar import CAPTION_WORDS, WORDS
-from tauflow.tasks.text.faults import first_line
 
 FILE = Path(__file__).with_name("towers.npz")
 MAKE = f"`python -m tauflow.tasks.scenes.fit_towers --out {FILE}` makes it"
