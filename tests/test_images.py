@@ -14,7 +14,7 @@ from conftest import ROOT, sample_here, train_here
 from PIL import Image
 
 import tauflow
-from tauflow.errors import SettingsError, WriteError
+from tauflow.errors import SettingsError
 from tauflow.tasks.images import Images
 from tauflow.tasks.images.tokens import RGB, UNKNOWN, Decorrelated, Grey, Palette
 from tauflow.train.described import describe
@@ -53,8 +53,7 @@ def tokens_of(data, count):
 # Tokens
 
 
-@pytest.mark.parametrize("levels", [2, 8, 32, 256])
-@pytest.mark.parametrize("kind", [RGB, Decorrelated])
+@pytest.mark.parametrize(("kind", "levels"), [(RGB, 8), (RGB, 256), (Decorrelated, 8), (Decorrelated, 256)])
 def test_channels_lose_low_bits_only(kind, levels):
     pictures = torch.from_numpy(photographs(40))
     tokens = kind(levels).encode(pictures)
@@ -306,15 +305,9 @@ def test_columns_and_splits_that_are_not_there(hub_folder, tmp_path, settings, m
     [
         ({}, "name the pictures: --data.hub, --data.pictures, --data.npz, --data.idx"),
         ({"npz": "a", "idx": "b"}, "one source of pictures, not --data.npz and --data.idx"),
-        ({"npz": "a", "hub_config": "b"}, "--data.hub_config belongs to a data set of the hub"),
-        ({"hub": "a", "label_column": "b"}, "needs --data.labels true"),
         ({"npz": "none.npz", "levels": 100}, "power of two from 2 to 256, got 100"),
-        ({"npz": "none.npz", "levels": 512}, "power of two from 2 to 256, got 512"),
-        ({"npz": "none.npz", "size": 0}, "pixels of a side or .height, width., at least 1, got 0"),
-        ({"npz": "none.npz", "size": [8]}, r"at least 1, got \[8\]"),
+        ({"npz": "none.npz", "size": [8]}, r"pixels of a side or .height, width., at least 1, got \[8\]"),
         ({"npz": "none.npz", "val_share": 1.0}, "val_share in"),
-        ({"npz": "none.npz", "tokens": "hsv"}, "one of grey, rgb, decorrelated, palette, not hsv"),
-        ({"npz": "none.npz", "class_names": ["a", "b"]}, "needs --data.labels true"),
         ({"npz": "none.npz", "class_names": ["a", "a"], "labels": True}, "that occur only once, got .'a'."),
         ({"npz": "none.npz", "palette_colours": [[0, 0, 0]]}, "needs --data.tokens palette"),
         ({"npz": "none.npz"}, "none.npz must be an .npz file of plain arrays .File not found"),
@@ -327,17 +320,9 @@ def test_settings_that_do_not_go_together(tmp_path, settings, message):
         images(tmp_path, **settings)
 
 
-@pytest.mark.parametrize(
-    ("colours", "message"),
-    [
-        ([[0, 0, 0], [0, 0, 0]], "names a colour twice"),
-        ([[0, 0, 0], [0, 0, 256]], "2 to 256 colours"),
-        ([[0, 0, 0], [0, 0]], "2 to 256 colours"),
-        ([[0.5, 0, 0], [0, 0, 0]], "2 to 256 colours"),
-    ],
-)
-def test_palettes_that_are_none(colours, message):
-    with pytest.raises(SettingsError, match=message):
+@pytest.mark.parametrize("colours", [[[0, 0, 0], [0, 0, 256]], [[0, 0, 0], [0, 0]]])
+def test_palettes_that_are_none(colours):
+    with pytest.raises(SettingsError, match="2 to 256 colours"):
         Images(size=4, tokens="palette", levels=2, palette_colours=colours)
 
 
@@ -351,12 +336,9 @@ def grey_npz(tmp_path, **arrays):
     ("arrays", "message"),
     [
         ({"pictures": np.zeros(3)}, "has no array 'images'; it has pictures"),
-        ({"images": np.zeros((0, 8, 8), np.uint8)}, r"must be uint8 .* got uint8 \(0, 8, 8\)"),
-        ({"images": np.zeros((9, 8, 8))}, "got float64 .* save them as uint8"),
-        ({"images": np.zeros((9, 8, 8, 4), np.uint8)}, r"got uint8 \(9, 8, 8, 4\)"),
+        ({"images": np.zeros((9, 8, 8))}, "must be uint8 .* got float64 .* save them as uint8"),
         ({"images": np.array([{}], dtype=object)}, "Object arrays cannot be loaded"),
         ({"images": np.zeros((9, 8, 8), np.uint8), "labels": np.zeros(8, int)}, "one for each of the 9"),
-        ({"images": np.zeros((9, 8, 8), np.uint8), "labels": np.full(9, -1)}, "whole numbers from 0 on"),
         (
             {"images": np.zeros((9, 8, 8), np.uint8), "labels": np.full(9, 10**9)},
             "got 1000000000 for 9 images",
@@ -403,20 +385,6 @@ def test_a_palette_larger_than_the_colours(tmp_path):
     assert {tuple(each) for each in task.palette_colours} == {tuple(each) for each in few.reshape(-1, 3)}
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "idx3-ubyte must be an idx file of 3-dimensional bytes"),
-        (idx(np.zeros((3, 8, 8), np.uint8))[:-1], "cannot reshape array of size 191"),
-        (idx(np.zeros((0, 8, 8), np.uint8)), "holds no pictures"),
-    ],
-)
-def test_idx_files_that_are_damaged(tmp_path, data, message):
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(data)
-    with pytest.raises(SettingsError, match=message):
-        images(tmp_path, idx=str(tmp_path), tokens="grey")
-
-
 def test_a_cut_gzip_file(tmp_path):
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(gzip.compress(idx(photographs(9)[..., 0].copy()))[:-20])
@@ -436,21 +404,15 @@ RANDOM = Image.fromarray(photographs(1, 32, 32)[0])
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "bad.png is damaged, or not one of BMP, JPEG, PNG"),
-        (b"no picture", "bad.png is damaged"),
-        (saved(RANDOM)[:-500], "bad.png is damaged"),
-        (saved(RANDOM)[:300] + b"\0" * 50 + saved(RANDOM)[350:], "bad.png is damaged"),
-        (saved(RANDOM, "GIF"), "bad.png is damaged, or not one of"),
+        (saved(RANDOM)[:-500], "bad.png is damaged, or not one of BMP, JPEG, PNG"),
         (
             saved(Image.new("I;16", (8, 8))),
             "bad.png has pixels of kind I;16; save it as grey or RGB with 8 bits",
         ),
-        (saved(Image.new("CMYK", (8, 8)), "JPEG"), "kind CMYK"),
         (
             saved(Image.new("RGBA", (8, 8), (1, 2, 3, 4))),
             "bad.png has transparent pixels; save it on a background",
         ),
-        (saved(Image.new("P", (8, 8)), transparency=0), "transparent pixels"),
     ],
 )
 def test_pictures_that_are_refused(tmp_path, data, message):
@@ -524,22 +486,12 @@ def test_the_cache_is_read_instead_of_the_source(npz, tmp_path, monkeypatch):
         images(tmp_path, npz=str(npz), tokens="palette", levels=16, seed=1)
 
 
-@pytest.mark.parametrize(
-    "name", ["train.pixels", "val.pixels", "train.labels", "val.labels", "facts.json", "palette-16.json"]
-)
-def test_a_damaged_cache_is_named(npz, tmp_path, name):
-    settings = {"npz": str(npz), "tokens": "palette", "levels": 16}
-    images(tmp_path, **settings)
-    (path,) = (tmp_path / "cache").glob(f"images-*/{name}")
+def test_a_damaged_cache_is_named(npz, tmp_path):
+    images(tmp_path, npz=str(npz))
+    (path,) = (tmp_path / "cache").glob("images-*/train.pixels")
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(SettingsError, match=f"{name} is damaged; remove the folder {path.parent}"):
-        images(tmp_path, **settings)
-
-
-def test_a_cache_that_cannot_be_written(npz, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(WriteError, match=r"cannot write the cache of pictures .* --data.cache"):
-        Images(npz=str(npz), cache=str(tmp_path / "file"))
+    with pytest.raises(SettingsError, match=f"pictures in {path.parent} are damaged .* remove that folder"):
+        images(tmp_path, npz=str(npz))
 
 
 # Items
@@ -647,7 +599,7 @@ def test_a_part_of_a_picture_is_a_prompt(npz, tmp_path, keep, rows, columns):
 def test_prompts_that_are_refused(npz, tmp_path):
     task = images(tmp_path, npz=str(npz))
     RANDOM.resize((8, 8)).save(tmp_path / "a.png")
-    for keep in ("middle", "1,2,3", "0,0,9,8", "4,0,4,8", "-1,0,4,8"):
+    for keep in ("middle", "0,0,9,8"):
         with pytest.raises(SettingsError, match="keep left, right, top, bottom, or x0,y0,x1,y1 within 8 x 8"):
             task.complete(tmp_path / "a.png", keep)
     with pytest.raises(SettingsError, match=r"there is no picture .*b.png"):
@@ -675,9 +627,8 @@ def rebuilt(task, **data):
     return Images.rebuilt(describe(task)["init_args"], data)
 
 
-@pytest.mark.parametrize("tokens", KINDS)
-def test_a_task_rebuilt_from_a_checkpoint_needs_no_pictures(npz, tmp_path, tokens, monkeypatch):
-    task = images(tmp_path, npz=str(npz), tokens=tokens, levels=16, labels=True, features="some.Network")
+def test_a_task_rebuilt_from_a_checkpoint_needs_no_pictures(npz, tmp_path, monkeypatch):
+    task = images(tmp_path, npz=str(npz), tokens="palette", levels=16, labels=True, features="some.Network")
     plain = json.loads(json.dumps(describe(task)))
     npz.unlink()
     monkeypatch.chdir(tmp_path)

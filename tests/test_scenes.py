@@ -120,18 +120,14 @@ def test_what_is_written_otherwise_and_can_mean_one_thing_is_read(text, read):
     [
         ("two red sircles", "unknown word 'sircles' in the caption; did you mean circles?"),
         ("a dog", "unknown word 'dog' in the caption; known words: a, two, three, four, and, left"),
-        ("<pad>", "unknown word '<pad>'"),
         (
             "a red circle and a blue square and a cross",
             "the caption has 10 words, at most 8 are read; drop 2",
         ),
         ("circles", "say how many circles: a circle, or two, three, four circles"),
-        ("a circles", "say how many circles"),
         ("two circle", "objects are two, perhaps a colour, and one of circles, squares"),
-        ("a red", "objects are a, perhaps a colour, and one of circle, square"),
         ("", "objects are a, perhaps a colour"),
         ("a circle a square", "after 'a circle' must come and, or left of, right of, above, below"),
-        ("a circle left a square", "after 'a circle' must come and, or left of"),
         ("a circle and a square two", "nothing may come after 'a square'"),
         ("a circle and two circles", "the two groups must have different shapes"),
         ("two circles above a square", "above must stand between single objects"),
@@ -297,8 +293,6 @@ def test_a_lesson_of_relations_comes_first():
     tags = [caption_from(task.train_data[number]["condition"]).tag for number in range(150)]
     assert set(tags[:50]) == {"position"}
     assert sum(tag != "position" for tag in tags[50:]) >= 3
-    with pytest.raises(SettingsError, match="lesson must be from 0"):
-        Scenes(lesson=-1)
 
 
 @pytest.mark.parametrize("number", range(len(RELATIONS)))
@@ -338,16 +332,9 @@ def test_validation_has_each_prompt_in_turn(task, real):
     assert task.conditions == (len(WORDS),) * CAPTION_WORDS
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"size": 5}, "--data.size must be from 6 to 64"),
-        ({"val_items": 1}, "--data.val_items must be from 2"),
-    ],
-)
-def test_settings_that_are_refused(setting, message):
-    with pytest.raises(SettingsError, match=message):
-        Scenes(**setting)
+def test_a_scene_that_is_too_small():
+    with pytest.raises(SettingsError, match=r"--data.size must be at least 6, got 5"):
+        Scenes(size=5)
 
 
 # Scores
@@ -598,23 +585,11 @@ def test_towers_are_made_anew_and_draw_nothing_when_they_are_loaded(tmp_path):
     )
 
 
-def test_towers_that_are_missing_damaged_or_of_another_size(tmp_path, monkeypatch):
+def test_towers_that_are_missing_or_of_another_size(tmp_path, monkeypatch):
     assert "caption_score_towers" not in Scenes(size=6).sample_metrics()
     monkeypatch.setattr(towers, "FILE", tmp_path / "towers.npz")
     with pytest.warns(UserWarning, match=r"caption_score_towers is skipped: there is no .*fit_towers --out"):
         assert "caption_score_towers" not in Scenes().sample_metrics()
-    np.savez(tmp_path / "towers.npz", codes=np.zeros(3))
-    with pytest.raises(SettingsError, match=r"towers in .* are damaged .*fit_towers --out"):
-        Scenes().sample_metrics()
-
-
-def test_an_error_without_text_is_named_by_its_kind(tmp_path, monkeypatch):
-    def fail(path):
-        raise MemoryError
-
-    monkeypatch.setattr(towers, "read", fail)
-    with pytest.raises(SettingsError, match=r"are damaged \(MemoryError\)"):
-        towers.loaded(tmp_path / "towers.npz")
 
 
 # Commands
@@ -651,17 +626,7 @@ def test_a_caption_on_the_command_line(call, tmp_path):
     assert {len(line) for text in samples for line in text.splitlines()[1:]} == {64}, "32 pixels of 64"
 
 
-@pytest.mark.parametrize(
-    ("caption", "message"),
-    [
-        ("two red sircles", "error: unknown word 'sircles' in the caption; did you mean circles?"),
-        ("a red circle and a blue square and a cross", "error: the caption has 10 words, at most 8 are read"),
-        ("circles and squares", "error: cannot read the caption 'circles and squares': say how many"),
-        ("a circle and a circle", "the two groups must have different shapes"),
-    ],
-)
-def test_captions_that_the_command_line_refuses(call, tmp_path, caption, message):
-    code, _ = call("--condition", caption, "--out", "out")
-    assert message in code
-    assert "\n" not in code
+def test_a_caption_that_the_command_line_cannot_read(call, tmp_path):
+    code, _ = call("--condition", "two red sircles", "--out", "out")
+    assert code == "error: unknown word 'sircles' in the caption; did you mean circles?"
     assert not list(tmp_path.iterdir())

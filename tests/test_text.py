@@ -111,14 +111,6 @@ def test_files_that_are_no_text(tmp_path, contents, message):
         Text(files=str(tmp_path / "x.txt"), cache=str(tmp_path))
 
 
-def test_a_damaged_archive(tmp_path):
-    damaged = bytearray(gzip.compress(b"some text"))
-    damaged[10] = 0xFF  # a kind of block that does not exist
-    (tmp_path / "x.txt.gz").write_bytes(damaged)
-    with pytest.raises(SettingsError, match="is not text in UTF-8"):
-        list(Files((str(tmp_path / "x.txt.gz"),)).documents())
-
-
 def test_other_bad_settings(tmp_path, corpus_file):
     with pytest.raises(SettingsError, match="there is no file"):
         Text(files=str(tmp_path / "none*.txt"))

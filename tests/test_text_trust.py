@@ -10,7 +10,6 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 
 import tauflow
 from tauflow.errors import CheckpointError, SettingsError, TauflowError, WriteError
@@ -95,6 +94,7 @@ def run(corpus_file, tmp_path):
 
 HOSTILE = {
     "files": "/etc/pass*",
+    "hub": "pandas",
     "cache": "made_by_the_file",
     "judges": "ngram,somebody/model,https://example.com/x",
     "tokenizer": "somebody/tokenizer",
@@ -106,20 +106,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("statistics", [True, False])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        HOSTILE,
-        HOSTILE | {"files": None, "hub": "pandas"},
-        HOSTILE | {"files": None, "hub": "json", "streaming": True},
-        HOSTILE | {"files": None, "hub": None},
-        {"files": "a", "hub": "b", "streaming": True, "cache": None, "judges": [], "built_in": "yes"},
-    ],
-    ids=["files", "pandas", "stream", "built-in", "nonsense"],
-)
-def test_a_checkpoint_names_no_corpus_cache_hub_or_judge(run, tmp_path, monkeypatch, settings, statistics):
+def test_a_checkpoint_names_no_corpus_cache_hub_or_judge(run, tmp_path, monkeypatch, statistics):
     folder, task = run
-    save(task, folder / "last.ckpt", **settings)
+    save(task, folder / "last.ckpt", **HOSTILE)
     if not statistics:
         (folder / "statistics.npz").unlink()
     here = tmp_path / "here"
@@ -175,11 +164,7 @@ def test_the_user_names_the_corpus(run, corpus_file, tmp_path):
     ("data", "message"),
     [
         ({"length": 8}, "may say files, built_in"),
-        ({"nonsense": 8}, "may say files, built_in"),
         ({"files": 3}, "files of the data is of type"),
-        ({"streaming": "yes"}, "streaming of the data is of type bool"),
-        ({"streaming": True}, "needs a data set of the hub"),
-        ({"files": "a", "hub": "b"}, "not both"),
     ],
 )
 def test_data_that_is_not_the_users_to_decide(run, data, message):
@@ -187,9 +172,7 @@ def test_data_that_is_not_the_users_to_decide(run, data, message):
         tauflow.load(run[0] / "last.ckpt", data=data)
 
 
-@pytest.mark.parametrize(
-    "tokenizer", ["-", None, "", 3, "{}", "null", "[]", '{"model"', "\ud800", "[" * 10**5]
-)
+@pytest.mark.parametrize("tokenizer", ["-", 3, "{}", "[" * 10**5])
 def test_a_checkpoint_without_its_tokenizer(run, tokenizer):
     """The one that it names, which lies there, is not taken instead."""
     folder, task = run
@@ -198,11 +181,6 @@ def test_a_checkpoint_without_its_tokenizer(run, tokenizer):
     with pytest.raises(CheckpointError) as caught:
         tauflow.load(folder / "last.ckpt")
     assert "\n" not in str(caught.value)
-
-
-def test_training_without_any_corpus(tmp_path):
-    with pytest.raises(SettingsError, match="no corpus is named"):
-        Text(built_in=False, cache=str(tmp_path))
 
 
 # Damaged files
@@ -243,14 +221,10 @@ DAMAGE = {
 UNFIT = {
     "missing key": lambda path: rewritten(path, lambda arrays: arrays.pop("grams")),
     "huge order": sets("order", 10**9),
-    "other vocabulary": sets("num_tokens", 7),
     "pickle": lambda path: rewritten(path, lambda arrays: arrays.update(grams=np.array([{}], dtype=object))),
     "NaN": turns("unigrams", lambda old: old * np.nan),
-    "two dimensions": turns("grams", lambda old: old[:, None]),
-    "no blocks": turns("validation", lambda old: old[:0]),
     "foreign token": turns("validation", lambda old: old + 1000),
     "fewer counts": turns("counts_2", lambda old: old[:3]),
-    "discount": sets("discount_0", 3.0),
 }
 
 
@@ -278,48 +252,15 @@ def test_statistics_are_read_as_they_were_written(run):
     np.testing.assert_array_equal(read.unigrams, task.statistics.unigrams)
 
 
-def at_a_boundary(path):
-    """Cut a stream of Arrow where a batch ends: what is left is a valid stream with fewer rows."""
-    data = path.read_bytes()
-    path.write_bytes(data[:-8])
-
-
-def of_other_blocks(path):
-    from datasets import Dataset
-
-    Dataset.from_dict({"words": ["a"]}).save_to_disk(path.parent / "x")
-    shutil.copy(path.parent / "x" / "data-00000-of-00001.arrow", path)
-
-
-@pytest.mark.parametrize("damage", ["half", "missing", "boundary", "other blocks"])
-def test_damaged_blocks_name_the_folder_to_remove(corpus_file, tmp_path, damage):
-    more = {"missing": lambda path: path.unlink(), "boundary": at_a_boundary, "other blocks": of_other_blocks}
+def test_damaged_blocks_name_the_folder_to_remove(corpus_file, tmp_path):
     text(corpus_file, tmp_path).setup("fit")
     (folder,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
-    (DAMAGE | more)[damage](folder / "val.arrow")
+    (folder / "val.arrow").unlink()
     with pytest.raises(SettingsError, match=rf"{folder.name} are damaged \(.*; remove that folder") as caught:
         text(corpus_file, tmp_path).setup("fit")
     assert "\n" not in str(caught.value)
     shutil.rmtree(folder)
     text(corpus_file, tmp_path).setup("fit")
-
-
-def test_a_file_in_the_place_of_a_cache(corpus_file, tmp_path):
-    text(corpus_file, tmp_path).setup("fit")
-    (folder,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
-    shutil.rmtree(folder)
-    folder.write_text("hello")
-    with pytest.raises(SettingsError, match="remove that folder"):
-        text(corpus_file, tmp_path).setup("fit")
-
-
-@pytest.mark.parametrize("damage", ["half", "other JSON"])
-def test_a_damaged_tokenizer_names_the_file_to_remove(corpus_file, tmp_path, damage):
-    text(corpus_file, tmp_path)
-    (path,) = (tmp_path / "cache").glob("tokenizer-*.json")
-    (DAMAGE | {"other JSON": lambda path: path.write_text('{"model": 3}')})[damage](path)
-    with pytest.raises(SettingsError, match=rf"{path.name} is damaged \(.*; remove it"):
-        text(corpus_file, tmp_path)
 
 
 # A full disk
@@ -336,11 +277,10 @@ def largest_file(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("size", [0, 20_000])
-def test_a_disk_that_fills_while_blocks_are_written(corpus_file, tmp_path, size):
+def test_a_disk_that_fills_while_blocks_are_written(corpus_file, tmp_path):
     task = text(corpus_file, tmp_path)
     with (
-        largest_file(size),
+        largest_file(20_000),
         pytest.raises(WriteError, match=r"choose another folder with --data\.cache") as caught,
     ):
         task.setup("fit")
@@ -416,16 +356,8 @@ def chain(kind, **settings):
 
 BAD_TOKENIZERS = {
     "gap": tokenizer_json({"a": 0, "b": 5}),
-    "10^9": tokenizer_json({"a": 0, "b": 10**9}),
     "2^32": tokenizer_json({"a": 0, "b": 2**32}),
-    "negative": tokenizer_json({"a": 0, "b": -1}),
-    "one id twice": tokenizer_json({"a": 0, "b": 0}),
     "no ids": tokenizer_json({}),
-    "ids are text": tokenizer_json({"a": "0"}),
-    "no vocabulary": tokenizer_json(None),
-    "list": "[]",
-    "number": "3",
-    "nothing": "",
     "half": tokenizer_json({"a": 0, "b": 1})[:100],
     "bad regular expression": tokenizer_json(
         {"a": 0},
@@ -435,7 +367,6 @@ BAD_TOKENIZERS = {
     "bomb": tokenizer_json(
         {"a": 0, "b": 1}, normalizer=chain("Replace", pattern={"String": "a"}, content="aaaaaaaaaa")
     ),
-    "bomb of bytes": tokenizer_json({"a": 0, "b": 1}, normalizer=chain("ByteLevel")),
 }
 
 
@@ -445,7 +376,7 @@ def test_tokenizers_that_no_model_can_have(kind, run):
     with pytest.raises(SettingsError, match="tokenizer") as caught:
         vocabulary_from(BAD_TOKENIZERS[kind])
     assert "\n" not in str(caught.value)
-    save(task, folder / "last.ckpt", tokenizer_json=BAD_TOKENIZERS[kind] or "-")
+    save(task, folder / "last.ckpt", tokenizer_json=BAD_TOKENIZERS[kind])
     with pytest.raises(CheckpointError, match="tokenizer"):
         tauflow.load(folder / "last.ckpt")
 
@@ -461,12 +392,6 @@ def test_a_tokenizer_that_fails_when_it_is_used():
         unknown.encode_strictly("c")
 
 
-@pytest.mark.parametrize("size", [10**12, 2**63, 0, -1])
-def test_a_vocabulary_that_cannot_be(corpus_file, tmp_path, size):
-    with pytest.raises(SettingsError, match=f"at least 257, and at most 1048576, got {size}"):
-        text(corpus_file, tmp_path, vocabulary=size)
-
-
 def test_broken_files_of_a_tokenizer(corpus_file, tmp_path):
     (tmp_path / "vocab.json").write_text("{")
     (tmp_path / "merges.txt").write_text("")
@@ -477,15 +402,12 @@ def test_broken_files_of_a_tokenizer(corpus_file, tmp_path):
 # Prompts and samples
 
 
-@pytest.mark.parametrize("kind", ["bpe", "characters"])
-def test_prompts_with_broken_unicode(corpus_file, tmp_path, kind):
-    task = text(corpus_file, tmp_path, tokenizer=kind)
-    for words in ("the \udcff people", "\ud800", "a\udfff"):
-        place = next(number for number, letter in enumerate(words, 1) if not letter.isprintable())
-        with pytest.raises(SettingsError, match=f"broken Unicode .* at character {place}"):
-            task.prompt(words)
-        with pytest.raises(SettingsError, match="broken Unicode"):
-            task.infill(f"____{words}")
+def test_prompts_with_broken_unicode(corpus_file, tmp_path):
+    task = text(corpus_file, tmp_path)
+    with pytest.raises(SettingsError, match=r"broken Unicode .* at character 5"):
+        task.prompt("the \udcff people")
+    with pytest.raises(SettingsError, match="broken Unicode"):
+        task.infill("____\ud800")
 
 
 def test_samples_do_not_control_the_terminal(corpus_file, tmp_path):
@@ -498,10 +420,7 @@ def test_samples_do_not_control_the_terminal(corpus_file, tmp_path):
 # Names of files
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["a [1].txt", "a,b.txt", "[ab].txt", "*.txt", "a, b [c], d?.txt", "sp ace.txt", "a,b/c,d.txt", "[a]"],
-)
+@pytest.mark.parametrize("name", ["*.txt", "a, b [c], d?.txt", "a,b/c,d.txt"])
 def test_names_that_exist_are_taken_literally(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -513,18 +432,6 @@ def test_names_that_exist_are_taken_literally(tmp_path, monkeypatch, name):
     assert list(Files.named(f"pl*.txt, {name}").documents()) == ["plain", "right"]
 
 
-def test_files_with_brackets_and_commas_through_the_settings(tmp_path, corpus_file):
-    from tauflow.cli.train import TauflowCLI
-
-    path = tmp_path / "a, [b].txt"
-    shutil.copy(corpus_file, path)
-    config = ["-c", str(ROOT / "configs" / "text_masked.yaml"), "-c", str(ROOT / "configs" / "smoke.yaml")]
-    places = [f"--data.files={path}", f"--data.cache={tmp_path}", f"--trainer.default_root_dir={tmp_path}"]
-    small = ["--data.vocabulary=300", "--data.length=16", "--trainer.accelerator=cpu"]
-    task = TauflowCLI([*config, *places, *small]).datamodule.task
-    assert task.corpus.paths() == [path]
-
-
 def test_a_file_that_cannot_be_read(corpus_file, monkeypatch):
     def refused(self):
         raise PermissionError(13, "Permission denied")
@@ -534,11 +441,7 @@ def test_a_file_that_cannot_be_read(corpus_file, monkeypatch):
         Files.named(str(corpus_file)).digest()
 
 
-@pytest.mark.parametrize(
-    "setting", [{"files": ""}, {"hub": ""}, {"cache": ""}, {"statistics_tokens": -5}], ids=str
-)
-def test_an_empty_name_is_no_other_corpus(setting):
+def test_an_empty_name_is_no_other_corpus():
     """A variable of the shell that is not set must not train on the built-in corpus instead."""
-    [name] = setting
-    with pytest.raises(SettingsError, match=name):
-        Text(**setting)
+    with pytest.raises(SettingsError, match="files"):
+        Text(files="")

@@ -23,11 +23,6 @@ class TaskData(LightningDataModule):
 
     def __init__(self, task: Task):
         super().__init__()
-        sizes = {"batch_size": (1, 2**31), "epoch_items": (1, 2**53), "num_workers": (0, 256)}
-        for name, (least, most) in sizes.items():
-            value = getattr(task, name)
-            if not least <= value <= most:
-                raise SettingsError(f"--data.{name} must be from {least} to {most}, got {value}")
         self.task = task
 
     def setup(self, stage: str | None = None) -> None:

@@ -15,10 +15,8 @@ def parsed(words: Iterable[str]) -> dict[str, Any]:
         name, equals, text = word.partition("=")
         if not equals or not name.isidentifier():
             raise SettingsError(f"--data takes KEY=VALUE, such as files=corpus.txt, not {word!r}")
-        if name in found:
-            raise SettingsError(f"--data gives {name} twice; give it once")
         try:
             found[name] = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError, RecursionError):
+        except (yaml.YAMLError, ValueError):
             raise SettingsError(f"the value of --data {word!r} is no YAML; put quotes around text") from None
     return found

@@ -8,7 +8,6 @@ Shapes: N pictures of H x W pixels.
 
 import hashlib
 import json
-import math
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from tauflow import files
-from tauflow.errors import SettingsError
+from tauflow.errors import SettingsError, first_line
 from tauflow.seeds import seed_of
 from tauflow.tasks.caches import building, key_of, tracked
 from tauflow.tasks.images.pictures import fitted
@@ -65,10 +64,7 @@ class Cache:
         path = self.folder / f"palette-{count}.json"
         if not path.exists():
             files.write(path, json.dumps(palette_of(self.pictures["train"], count)))
-        try:
-            return json.loads(path.read_text())
-        except ValueError:
-            raise _damaged(path) from None
+        return json.loads(path.read_text())
 
 
 def cached(root: Path, source: Source, split: Split, progress: bool = False) -> Cache:
@@ -82,27 +78,20 @@ def cached(root: Path, source: Source, split: Split, progress: bool = False) -> 
 
 
 def _opened(folder: Path) -> Cache:
+    pictures: dict[SplitName, np.ndarray] = {}
+    labels: dict[SplitName, np.ndarray] = {}
     try:
         facts = json.loads((folder / FACTS).read_text())
-        shape, counts, classes = tuple(facts["shape"]), facts["counts"], list(facts["classes"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise _damaged(folder / FACTS) from None
-    names: tuple[SplitName, ...] = ("train", "val")
-    pictures = {
-        name: _mapped(folder / f"{name}.pixels", np.dtype("u1"), (counts[name], *shape)) for name in names
-    }
-    labels = {name: _mapped(folder / f"{name}.labels", LABEL, (counts[name],)) for name in names}
-    return Cache(folder, pictures, labels, classes)
-
-
-def _mapped(path: Path, kind: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    if not path.is_file() or path.stat().st_size != math.prod(shape) * kind.itemsize:
-        raise _damaged(path)
-    return np.memmap(path, dtype=kind, mode="r", shape=shape)
-
-
-def _damaged(path: Path) -> SettingsError:
-    return SettingsError(f"{path} is damaged; remove the folder {path.parent}, and it is built again")
+        for name, count in facts["counts"].items():
+            shape = (count, *facts["shape"])
+            pictures[name] = np.memmap(folder / f"{name}.pixels", np.uint8, mode="r", shape=shape)
+            labels[name] = np.memmap(folder / f"{name}.labels", LABEL, mode="r", shape=(count,))
+        return Cache(folder, pictures, labels, facts["classes"])
+    except (OSError, ValueError, LookupError) as error:
+        raise SettingsError(
+            f"the cached pictures in {folder} are damaged ({first_line(error)}); remove that folder: they "
+            "are made again from the data"
+        ) from None
 
 
 def _build(folder: Path, source: Source, split: Split, progress: bool) -> None:

@@ -125,7 +125,7 @@ class FeatureNetwork:
         facts = repr(tuple(pictures.shape)).encode() + pictures.numpy().tobytes()
         path = folder / f"features-{self.label}-{hashlib.sha256(facts).hexdigest()[:24]}.npy"
         if path.exists():
-            there, probe = _read(path), self(pictures[:PROBED])
+            there, probe = torch.from_numpy(np.load(path)), self(pictures[:PROBED])
             fits = there.shape == (len(pictures), probe.shape[1])
             if fits and (there[:PROBED] - probe).norm() <= AGREE * probe.norm():
                 return there
@@ -143,10 +143,3 @@ class FeatureNetwork:
         if not features.isfinite().all():
             raise SettingsError(f"the features {self.name} of a picture are not finite; check the network")
         return features.float()
-
-
-def _read(path: Path) -> Tensor:
-    try:
-        return torch.from_numpy(np.load(path, allow_pickle=False))
-    except (ValueError, EOFError, OSError, TypeError) as error:
-        raise SettingsError(f"{path} is damaged ({error}); delete it") from None

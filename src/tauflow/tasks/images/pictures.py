@@ -77,8 +77,6 @@ def window(keep: str, height: int, width: int) -> tuple[slice, slice]:
     words = [word.strip() for word in keep.split(",")]
     if len(words) == 4 and all(word.isdecimal() for word in words):
         left, top, right, bottom = (int(word) for word in words)
-        if (left, top, right, bottom) == (0, 0, width, height):
-            raise SettingsError(f"keep {keep} is the entire picture; leave something to complete")
         if left < right <= width and top < bottom <= height:
             return slice(top, bottom), slice(left, right)
     raise SettingsError(

@@ -209,8 +209,6 @@ class Idx(Arrays):
                 )
             return None, None
         pictures = read_idx(images, 3)
-        if not pictures.size:
-            raise SettingsError(f"{images} holds no pictures")
         numbers = None if labels is None else read_idx(labels, 1)
         if numbers is not None and len(numbers) != len(pictures):
             raise SettingsError(

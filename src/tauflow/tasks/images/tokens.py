@@ -126,8 +126,6 @@ class Palette(Pixels):
             raise SettingsError(
                 "--data.palette_colours is a list of 2 to 256 colours [red, green, blue], 0 to 255"
             )
-        if len(np.unique(given, axis=0)) < len(given):
-            raise SettingsError("--data.palette_colours names a colour twice; drop one of the two")
         self.colours = torch.from_numpy(given.astype(np.uint8))
         self.num_tokens = len(given)
         self._nearest = torch.zeros(0, dtype=torch.uint8)  # of a colour by its number, found when first seen
@@ -158,8 +156,6 @@ def palette_of(pictures: np.ndarray, count: int) -> list[list[int]]:
     Nothing is drawn but which pictures are looked at: the centres begin with the most frequent colour, and
     one after the other those that add most to the squared error.
     """
-    if not 2 <= count <= 256:
-        raise SettingsError(f"a palette has 2 to 256 colours: --data.levels, got {count}")
     order = torch.randperm(len(pictures), generator=generator_for("palette"))
     rows = order[: max(1, PALETTE_PIXELS // pictures[0, ..., 0].size)].sort().values
     pixels = torch.from_numpy(np.concatenate([pictures[row].reshape(-1, 3) for row in rows.tolist()]))

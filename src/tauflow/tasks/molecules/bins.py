@@ -90,12 +90,9 @@ class Bins:
         if value in ("low", "high"):
             return len(edges) if value == "high" else 0
         try:
-            number = float(value)
+            return int(np.searchsorted(edges, float(value), "right"))
         except ValueError:
             raise self._bad(text) from None
-        if not math.isfinite(number):
-            raise self._bad(text)
-        return int(np.searchsorted(edges, number, "right"))
 
     def _bad(self, text: str) -> SettingsError:
         example = " ".join(f"{name}=high" for name in self.names)

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -72,11 +72,6 @@ class Molecules(Sequences):
 
     def __post_init__(self) -> None:
         needed("rdkit.Chem")
-        if self.representation not in get_args(Representation):
-            raise SettingsError(
-                f"--data.representation is {' or '.join(get_args(Representation))}, not "
-                f"{self.representation!r}"
-            )
         if not 0 < self.share <= 1 or self.bins < 2:
             raise SettingsError(
                 f"molecules need share in (0, 1] and bins >= 2, got {self.share} and {self.bins}"

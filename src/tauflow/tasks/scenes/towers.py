@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tauflow import files
-from tauflow.errors import SettingsError, first_line
 from tauflow.tasks.npz import read
 from tauflow.tasks.scenes.canvas import CODES
 from tauflow.tasks.scenes.grammar import CAPTION_WORDS, WORDS
@@ -77,13 +76,8 @@ def loaded(path: Path) -> Towers:
     """Read towers from a file, once."""
     with torch.device("meta"):  # draws nothing
         towers = Towers()
-    try:
-        weights = {name: torch.from_numpy(array).float() for name, array in read(path).items()}
-        towers.load_state_dict(weights, assign=True)
-    except Exception as error:  # zipfile, numpy and torch raise many kinds
-        raise SettingsError(
-            f"The towers in {path} are damaged ({first_line(error)}). {MAKE} again."
-        ) from None
+    weights = {name: torch.from_numpy(array).float() for name, array in read(path).items()}
+    towers.load_state_dict(weights, assign=True)
     return towers.eval()
 
 

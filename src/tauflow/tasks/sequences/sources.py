@@ -54,12 +54,7 @@ class StringFiles(Source):
     flag: str = "--data.files"
 
     def paths(self) -> list[Path]:
-        found = paths_of(patterns_in(self.names), self.flag)
-        if self.column is not None and not any(_ending(path) in TABLES for path in found):
-            raise SettingsError(
-                f"--data.column is one of a .csv or .tsv file, and {self.names} is none; drop it"
-            )
-        return found
+        return paths_of(patterns_in(self.names), self.flag)
 
     def entries(self) -> Iterator[Entry]:
         for path in self.paths():

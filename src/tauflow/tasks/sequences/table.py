@@ -77,23 +77,15 @@ def cached_table(
     try:
         facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
         train, val, digests = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS)
-        found = Table(tuple(facts["names"]), facts["length"], facts["skipped"], train, val, digests, key)
-        if {train.shape[1], val.shape[1]} != {found.length} or digests.dtype != np.uint64:
-            raise ValueError("an array has another shape")
+        return Table(tuple(facts["names"]), facts["length"], facts["skipped"], train, val, digests, key)
     except Exception as error:  # numpy and json raise many kinds
-        raise damaged(folder, error) from None
-    return found
+        raise SettingsError(
+            f"the cached tokens in {folder} are damaged ({first_line(error)}); remove that folder: they are "
+            "made again from the data"
+        ) from None
 
 
 ARRAYS = ("train", "val", "digests")
-
-
-def damaged(folder: Path, error: Exception) -> SettingsError:
-    """Return what is wrong with a cache, and what to do about it."""
-    return SettingsError(
-        f"the cached tokens in {folder} are damaged ({first_line(error)}); remove that folder: they are made "
-        "again from the data"
-    )
 
 
 def cached_labels(
@@ -112,13 +104,7 @@ def cached_labels(
         with building(folder, "the labels of the strings") as new:
             rows = [label(text) for text in tracked(texts, "labels", progress)]
             _save(new / "labels.npy", np.array(rows, dtype=np.int32))
-    try:
-        found = np.load(folder / "labels.npy", mmap_mode="r")
-        if found.ndim != 2 or len(found) != len(texts):
-            raise ValueError("labels.npy is not of these strings")
-    except Exception as error:
-        raise damaged(folder, error) from None
-    return found
+    return np.load(folder / "labels.npy", mmap_mode="r")
 
 
 class Growing(dict[str, int]):

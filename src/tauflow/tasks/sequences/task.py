@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -107,12 +107,6 @@ class Sequences(Task):
             raise SettingsError(f"--data.{empty[0]} is empty; name one, or drop it")
         if self.files and self.hub:
             raise SettingsError("give --data.files or --data.hub, not both")
-        if self.column and not self.files:
-            raise SettingsError("--data.column is one of --data.files; of a data set it is --data.hub_column")
-        if self.too_long not in get_args(TooLong):
-            raise SettingsError(f"--data.too_long is {' or '.join(get_args(TooLong))}, not {self.too_long!r}")
-        if self.too_long == "skip" and self.length is None:
-            raise SettingsError("--data.too_long skip needs --data.length, what is too long")
         if self.length is not None and self.length < 1:
             raise SettingsError(f"--data.length must be at least 1, got {self.length}.")
         if self.batch_size < 1 or self.val_items < 2 or not 0 < self.val_share < 1:

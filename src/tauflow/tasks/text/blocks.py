@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 VERSION = 1  # of the cache's format
 ENCODED_TOGETHER = 512  # documents
-END = b"\xff\xff\xff\xff\0\0\0\0"  # of a complete stream of Arrow
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def cached_blocks(
         with building(folder, "the blocks of the corpus") as new:
             _build(new, corpus, vocabulary, split, progress)
     try:
-        train, val = (_opened(folder / f"{name}.arrow", split.length) for name in ("train", "val"))
+        train, val = (_opened(folder / f"{name}.arrow") for name in ("train", "val"))
     except Exception as error:  # pyarrow raises many kinds
         raise SettingsError(
             f"the cached blocks in {folder} are damaged ({first_line(error)}); remove that folder: they are "
@@ -74,17 +73,10 @@ def cached_blocks(
     return train, val
 
 
-def _opened(path: Path, length: int) -> "datasets.Dataset":
+def _opened(path: Path) -> "datasets.Dataset":
     import datasets
 
-    with open(path, "rb") as file:
-        file.seek(-len(END), os.SEEK_END)
-        if file.read() != END:
-            raise ValueError(f"{path.name} is cut")
-    blocks = datasets.Dataset.from_file(str(path))
-    if blocks.features != _features(length) or not len(blocks):
-        raise ValueError(f"{path.name} holds no blocks of {length} tokens")
-    return blocks.with_format("numpy")
+    return datasets.Dataset.from_file(str(path)).with_format("numpy")
 
 
 def _features(length: int) -> "datasets.Features":

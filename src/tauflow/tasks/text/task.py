@@ -111,8 +111,6 @@ class Text(Task):
             raise SettingsError(f"--data.{empty[0]} is empty; name one, or drop it")
         if self.files and self.hub:
             raise SettingsError("give --data.files or --data.hub, not both")
-        if self.streaming and not self.hub:
-            raise SettingsError("--data.streaming needs a data set of the hub: --data.hub NAME")
         least = {"length": 3, "batch_size": 1, "val_items": 2, "statistics_tokens": 1}
         small = [name for name in least if getattr(self, name) < least[name]]
         if small or not 0 < self.val_share < 1:

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from tauflow import files
-from tauflow.errors import SettingsError, first_line
+from tauflow.errors import SettingsError
 from tauflow.tasks.caches import key_of
 from tauflow.tasks.text.blocks import Split
 from tauflow.tasks.text.corpus import Corpus
-from tauflow.tasks.text.vocabulary import byte_level_bpe, characters, vocabulary_from
+from tauflow.tasks.text.vocabulary import byte_level_bpe, characters
 
 
 def cached_tokenizer(root: str | Path, kind: str, size: int, corpus: Corpus, split: Split) -> str:
@@ -16,15 +16,7 @@ def cached_tokenizer(root: str | Path, kind: str, size: int, corpus: Corpus, spl
     path = Path(root) / f"tokenizer-{key}.json"
     if not path.exists():
         files.write(path, _made(kind, size, corpus, split))
-    try:
-        text = path.read_text(encoding="utf-8")
-        vocabulary_from(text)
-    except (OSError, ValueError) as error:
-        raise SettingsError(
-            f"the cached tokenizer {path} is damaged ({first_line(error)}); remove it: it is made again from "
-            "the corpus"
-        ) from None
-    return text
+    return path.read_text(encoding="utf-8")
 
 
 def _made(kind: str, size: int, corpus: Corpus, split: Split) -> str:

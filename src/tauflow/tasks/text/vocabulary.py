@@ -15,7 +15,6 @@ from tauflow.untrusted import blame_tokenizer, check_tokenizer
 
 EOS, UNKNOWN = "<eos>", "<unk>"
 KNOWN_EOS = (EOS, "<|endoftext|>", "</s>", "<|end_of_text|>", "<eos_token>", "[SEP]")
-LARGEST = 2**20  # tokens of a BPE that is made here
 PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))  # names of the files of GPT-2's BPE
 
 
@@ -114,10 +113,9 @@ def characters(documents: Iterable[str]) -> str:
 
 def byte_level_bpe(documents: Iterable[str], size: int, progress: bool = False) -> str:
     """Return a tokenizer.json of byte-level BPE with `size` tokens, trained on the documents."""
-    if not 257 <= size <= LARGEST:
+    if size < 257:
         raise SettingsError(
-            "byte-level BPE has 256 bytes and the end of a document: --data.vocabulary must be at least "
-            f"257, and at most {LARGEST}, got {size}"
+            f"--data.vocabulary must be at least 257, the 256 bytes and the end of a document, got {size}."
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -170,9 +168,5 @@ def _byte_level_from(vocabulary: Path, merges: Path) -> str:
 def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise SettingsError(f"{path} is no tokenizer.json: it is not text") from None
-    except OSError as error:
-        raise SettingsError(
-            f"the tokenizer {path} cannot be read ({error.strerror}); check its permissions"
-        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"Can't read the tokenizer {path} ({first_line(error)}).") from None
