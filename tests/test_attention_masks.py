@@ -140,15 +140,13 @@ def test_all_coordinates_read_change_no_sample():
 
 def test_what_cannot_be_attended_to_is_refused():
     model = exact()
-    for bad in (torch.tensor([0, 3]), torch.tensor([11]), torch.ones(2, 9, dtype=torch.bool), [3, 4]):
+    for bad in (torch.tensor([0, 3]), torch.tensor([11]), torch.ones(2, 9, dtype=torch.bool)):
         with pytest.raises(SamplingError, match=r"lengths \(B,\) from 1 to 10"):
             model.attending(bad)
     with pytest.raises(SamplingError, match=r"lengths \(B,\) from 1 to 10"):
         model.attending(torch.zeros(2, D, dtype=torch.bool))
     with pytest.raises(SamplingError, match="reads every coordinate"):
         Model(lambda x, t: torch.zeros(*x.shape, V), mixture("masked", V), (D,)).attending(LENGTHS)
-    with pytest.raises(SamplingError, match="already"):
-        model.attending(LENGTHS).attending(LENGTHS)
     with pytest.raises(SamplingError, match="give count=5"):
         tauflow.sample(model.attending(LENGTHS), nfe=NFE, count=4)
     with pytest.raises(SamplingError, match="guide first"):
@@ -157,5 +155,3 @@ def test_what_cannot_be_attended_to_is_refused():
         model.attending(LENGTHS).guided(2.0, model.attending(LENGTHS.flip(0).roll(1)))
     same = model.attending(LENGTHS).guided(2.0, model.attending(LENGTHS))
     assert torch.equal(same.denoiser.attention, READ)
-    with pytest.raises(SamplingError, match="made for samples of the shape"):
-        model.attending(LENGTHS).denoiser.evaluate(torch.zeros(2, D, dtype=torch.long), torch.zeros(2))

@@ -58,173 +58,96 @@ def settings(*texts):
 
 SAMPLE_FLAGS = flags(
     ("--sampler", ""),
-    ("--sampler", ","),
     ("--nfe", "x"),
-    ("--nfe", 0),
     ("--nfe", 10**9, "--sampler", "euler"),
     ("--num_samples", 0),
-    ("--num_samples", "1e9"),
-    ("--batch_size", 0),
-    ("--show", -1),
-    ("--seed", "1.5"),
     ("--seed", 2**32),
     ("--temperature", "nan"),
-    ("--guidance", ","),
     ("--guidance", "strong"),
-    ("--unconditional", ""),
     ("--judge", "gpt2"),
     ("--condition", "2"),
-    ("--condition", "\udcff"),
     ("--prompt", "99"),
-    ("--prompt", "1 " * 300),
     ("--infill", "1 _ 3"),
     ("--complete", "picture.png"),
-    ("--complete", "picture.png", "--keep", "left"),
-    ("--keep", "left"),
     ("--task", "fashion"),
-    ("--nll_items", -1),
-    ("--data", "files"),
     ("--data", "files=corpus.txt"),
-    ("--data", "values=3"),
-    ("--data", "files=[a"),
-    ("--classes", "nonsense"),
     ("--classes", "no.such.Class"),
-    ("--classes", "missing.py:Class"),
-    ("--classes", "mine.py:Missing"),
     ("--classes", "broken.py:Class"),
 )
 
 SAMPLE_SPECS = [
     Bad(("--sampler", "eulr"), "eulr"),
     Bad(("--sampler", "euler("), "euler("),
-    Bad(("--sampler", "()"), "()"),
     Bad(("--sampler", "euler(grid=up)"), "grid"),
-    Bad(("--sampler", "euler(=t)"), "euler"),
-    Bad(("--sampler", "euler(power=3)"), "power"),
-    Bad(("--sampler", "spaced_even(power=nan)"), "power"),
     Bad(("--sampler", "tr_cie(cutoff=2)"), "cutoff"),
     Bad(("--sampler", "mine.py:Own"), "mine.py:Own"),
-    Bad(("--sampler", "no/such.py:Own"), "no/such.py"),
     Bad(("--sampler", "\udcff"), "sampler"),
     Bad(("--ckpt", UNIFORM, "--sampler", "fhs"), "fhs"),
 ]
 
 SAMPLE_DEVICES = flags(
     ("--devices", 0),
-    ("--devices", 99),
     ("--accelerator", "warp"),
-    ("--strategy", "foo"),
-    ("--precision", "foo"),
     ("--precision", "16-mixed"),
-    ("--device", "tpu:0"),
     ("--device", "cpu:x"),
-    ("--device", "cuda:99"),
 )
 
 SAMPLE_PRETRAINED = [
     Bad(("--pretrained", "nowhere"), "nowhere"),
-    Bad(("--pretrained", "file"), "file"),
     Bad(("--pretrained", "folder"), "config.json"),
-    Bad(("--pretrained", "owner/unknown"), "recipes: fudoki"),
     Bad(("--pretrained", "cut"), "cut/config.json"),
     Bad(("--pretrained", "foreign"), "gpt2"),
-    Bad(("--pretrained", "folder", "--ckpt", "best.ckpt"), "--ckpt"),
-    Bad(("--rates", "mixture"), "--rates"),
 ]
 
 SAMPLE_FILES = [
     Bad(("--ckpt", ""), "--ckpt"),
     Bad(("--ckpt", "missing.ckpt"), "missing.ckpt"),
-    Bad(("--ckpt", "folder"), "folder"),
     Bad(("--ckpt", "cut.ckpt"), "cut.ckpt"),
     Bad(("--ckpt", "foreign.ckpt"), "foreign.ckpt"),
-    Bad(("--ckpt", "loop.ckpt"), "loop.ckpt"),
-    Bad(("--ckpt", "n" * 300), "n" * 300),
     Bad(("--unconditional", UNIFORM, "--guidance", 2), "countdown_uniform.ckpt"),
     Bad(("--unconditional", SHIPPED), "--guidance"),
     Bad(("--out", "file"), "--out"),
-    Bad(("--out", "/proc/results"), "--out"),
     Bad(("--out", "damaged"), "damaged/results.json"),
-    Bad(("--out", "other"), "other/results.json"),
     Bad(("--tensorboard",), "--out"),
     Bad(("--prompt", "1", "--infill", "1 _"), "--infill"),
-    Bad(("--prompt", "1", "--complete", "picture.png", "--keep", "left"), "--complete"),
     Bad(("--samplr", "euler"), "--samplr"),
-    Bad(("--grid", "tau"), "--sampler"),
     Bad(("euler",), "euler"),
-    Bad(("--out",), "--out"),
 ]
 
 TRAIN_FILES = [
     Bad(("-c", "missing.yaml"), "missing.yaml"),
-    Bad(("-c", "folder"), "folder"),
-    Bad(("-c", "binary.yaml"), "binary.yaml"),
-    Bad(("-c", "list.yaml"), "list.yaml"),
-    Bad(("-c", "word.yaml"), "word.yaml"),
     Bad(("-c", "broken.yaml"), "broken.yaml"),
     Bad(("-c", "typo.yaml"), "learning_rat"),
-    Bad(("-c", "dangling.yaml"), "dangling.yaml"),
-    Bad(("-c",), "-c"),
-    Bad(("--config=",), "--config"),
     Bad(("--ckpt_path=",), "ckpt_path"),
     Bad(("--ckpt_path=missing.ckpt",), "missing.ckpt"),
-    Bad(("--ckpt_path=folder",), "folder"),
-    Bad(("--ckpt_path=empty.ckpt",), "empty.ckpt"),
-    Bad(("--ckpt_path=text.ckpt",), "text.ckpt"),
     Bad(("--ckpt_path=cut.ckpt",), "cut.ckpt"),
-    Bad(("--ckpt_path=foreign.ckpt",), "foreign.ckpt"),
-    Bad(("--ckpt_path=dangling.ckpt",), "dangling.ckpt"),
     Bad((f"--ckpt_path={SHIPPED}",), "countdown_masked.ckpt"),
     Bad(("--ckpt_path=last",), "no run to resume"),
-    Bad(("--trainer.default_root_dir=",), "default_root_dir"),
     Bad(("--trainer.default_root_dir=file",), "default_root_dir"),
-    Bad(("--trainer.default_root_dir=/proc/runs",), "default_root_dir"),
 ]
 
 TRAIN_OPTIMIZER = [
     *settings(
         "--model.optimizer.learning_rate=nan",
-        "--model.optimizer.learning_rate=fast",
-        "--model.optimizer.weight_decay=-1",
-        "--model.optimizer.betas=[0.9]",
         "--model.optimizer.betas=[0.9, 1.5]",
-        "--model.optimizer.warmup_steps=-1",
-        "--trainer.gradient_clip_val=nan",
         "--trainer.max_steps=-7",
-        "--trainer.max_steps=0",
         "--trainer.accumulate_grad_batches=0",
-        "--trainer.devices=[a",
-        "--trainer.devices=1000",
-        "--trainer.limit_train_batches=0",
-        "--trainer.val_check_interval=0",
         "--trainer.val_check_interval=1000",
         "--trainer.accelerator=warp",
-        "--trainer.precision=7",
         "--trainer.max_step=2",
         "--checkpoints.every_n_steps=0",
-        "--seed_everything=-1",
         "--seed_everything=4294967296",
     ),
-    Bad(("--model.optimizer.ema_decay=1",), "EMA decay"),
     Bad(("--trainer.logger=false",), "--trainer.logger"),
-    Bad(("--trainer.strategy=foo",), "foo"),
     Bad(("--checkpoints.monitor=val/nothing",), "val/nothing"),
 ]
 
 TRAIN_TASK = [
     *settings(
         "--data.values=1",
-        "--data.values=many",
-        "--data.length=-1",
         "--data.batch_size=0",
-        "--data.epoch_items=0",
-        "--data.val_items=0",
-        "--data.num_workers=-1",
         "--data.valus=3",
-        "--model.network.width=-16",
         "--model.network.width=33",
-        "--model.network.blocks=-1",
-        "--model.network.heads=0",
         "--model.network.widht=16",
         "--model.condition_dropout=1",
         "--model.loss_on=some",
@@ -232,10 +155,8 @@ TRAIN_TASK = [
         "--model.source=mask",
     ),
     Bad(("--data=NoSuchTask",), "NoSuchTask"),
-    Bad(("--data=os.system",), "os.system"),
     Bad(("--model.network.class_path=my.Network",), "my.Network"),
     Bad(("--nonsense=1",), "nonsense"),
-    Bad(("nonsense",), "nonsense"),
 ]
 
 EVALUATION = ("--evaluation.every_n_validations=1",)
@@ -243,18 +164,11 @@ TRAIN_EVALUATION = [
     Bad((*EVALUATION, text), text.partition("=")[0].rpartition(".")[2])
     for text in (
         "--evaluation.every_n_validations=-1",
-        "--evaluation.samplers=[]",
         "--evaluation.nfes=[]",
-        "--evaluation.nfes=[x]",
-        "--evaluation.num_samples=0",
-        "--evaluation.batch_size=0",
-        "--evaluation.show=-1",
-        "--evaluation.guidance=[nan]",
         "--evaluation.max_seconds=0",
     )
 ] + [
     Bad((*EVALUATION, "--evaluation.samplers=eulr"), "eulr"),
-    Bad((*EVALUATION, "--evaluation.nfes=[0]"), "nfe"),
     Bad((*EVALUATION, f"--evaluation.nfes=[{HUGE}]"), "nfe"),
     Bad((*EVALUATION, "--evaluation.guidance=[2]"), "guide"),
 ]
@@ -264,24 +178,14 @@ STUDIES = [
     Bad(("nonsense", "--out", "out"), "nonsense"),
     Bad(("countdown",), "--out"),
     Bad(("countdown", "--out", "file"), "--out"),
-    Bad(("countdown", "--out", "damaged", "--smoke"), "damaged/results.json"),
     *(
         Bad(("countdown", "--out", "out", "--smoke", *words), words[0].lstrip("-"))
         for words in (
             ("--samples", 0),
-            ("--batch_size", 0),
-            ("--seeds", "a"),
-            ("--nfes", "0"),
             ("--nfes", HUGE),
-            ("--samplers", ""),
-            ("--ckpt", ""),
-            ("--data", "x"),
-            ("--nonsense", "1"),
         )
     ),
-    Bad(("countdown", "--out", "out", "--samplers", "eulr"), "eulr"),
     Bad(("countdown", "--out", "out", "--ckpt", "missing.ckpt"), "missing.ckpt"),
-    Bad(("countdown", "--out", "out", "--ckpt", "folder"), "folder"),
 ]
 
 SMALL = ("--nfe", 2, "--num_samples", 2, "--accelerator", "cpu", "--no_progress", "--ckpt", SHIPPED)
@@ -306,26 +210,17 @@ def folder(tmp_path, monkeypatch):
     """A current folder with broken files of every kind."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
-    for name in ("file", "empty.ckpt"):
-        (tmp_path / name).write_bytes(b"")
-    (tmp_path / "text.ckpt").write_text("no checkpoint\n" * 100)
+    (tmp_path / "file").write_bytes(b"")
     (tmp_path / "cut.ckpt").write_bytes(SHIPPED.read_bytes()[:100_000])
     torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
-    for suffix in ("ckpt", "yaml"):
-        (tmp_path / f"dangling.{suffix}").symlink_to("nowhere")
-    (tmp_path / "loop.ckpt").symlink_to("loop.ckpt")
     (tmp_path / "mine.py").write_text("class Own:\n    pass\n")
     (tmp_path / "broken.py").write_text("class Class(:\n")
-    for name, text in (("damaged", "{"), ("other", '{"format": 99}')):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "results.json").write_text(text)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "results.json").write_text("{")
     for name, text in (("cut", "{"), ("foreign", '{"model_type": "gpt2"}')):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(text)
     for name, data in (
-        ("binary", bytes(range(256))),
-        ("list", b"[1, 2]\n"),
-        ("word", b"word\n"),
         ("broken", b"model: [\n"),
         ("typo", b"model:\n  learning_rat: 1\n"),
     ):

@@ -208,12 +208,8 @@ DATA = torch.zeros(2, D, dtype=torch.long)
     ("data", "message"),
     [
         (DATA + V, "data holds tokens outside 0 .. 4"),
-        (DATA - 1, "data holds tokens outside 0 .. 4"),
         (DATA.float(), "data must hold integer tokens, got torch.float32"),
-        (DATA.bool(), "data must hold integer tokens, got torch.bool"),
         (DATA[:0], r"shape \(C, 12\) with C at least 1, got \(0, 12\)"),
-        (DATA[:, 1:], r"shape \(C, 12\) with C at least 1, got \(2, 11\)"),
-        (DATA[0], r"shape \(C, 12\) with C at least 1, got \(12,\)"),
         (DATA.tolist(), r"data must be a tensor of the shape \(C, 12\).*got list"),
     ],
 )
@@ -221,13 +217,6 @@ def test_data_that_no_order_can_be_learned_from(data, message):
     model = Model(Labelled(V + 1, V), mixture("masked", V), (D,))
     with pytest.raises(SamplingError, match=message):
         tauflow.learn_order(model, data=data)
-
-
-@pytest.mark.parametrize("seed", [0.5, "a", None, 2**70])
-def test_a_seed_that_no_order_can_be_learned_with(seed):
-    model = Model(Labelled(V + 1, V), mixture("masked", V), (D,))
-    with pytest.raises(SamplingError, match="seed must be a whole number"):
-        tauflow.learn_order(model, seed=seed)
 
 
 def test_an_evaluation_knows_its_size():

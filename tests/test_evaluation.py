@@ -1,10 +1,8 @@
 """tauflow.evaluate on an exact denoiser and through the public API."""
 
-import dataclasses
 import errno
 import json
 import math
-import os
 import subprocess
 import sys
 import time
@@ -23,7 +21,7 @@ from tauflow.evaluation.grid import GridOptions
 from tauflow.evaluation.measure import Sampling
 from tauflow.evaluation.pictures import samples_of
 from tauflow.evaluation.report import save_report
-from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale, Shown
+from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale
 from tauflow.evaluation.tables import Table, number_text, print_results, to_csv, to_markdown, turned
 from tauflow.evaluation.views import Frame
 from tauflow.samplers import SETS
@@ -375,24 +373,12 @@ def _cell(**changes) -> str:
 DAMAGED = {
     "cut": _cell()[:-20],
     "another format": _head(format=1),
-    "a list": "[]",
-    "a million lists": "[" * 10**6,
-    "deep settings": _head(settings={}).replace("{}", '{"a":' * 600 + "1" + "}" * 600, 1),
     "keys are missing": '{"format": 2}',
     "a key too many": _head(more=1),
-    "a name that is a number": _head(name=3),
     "a scale that is cut": _head(scales={"m": {"logarithmic": True}}),
-    "a cell that is text": _head(cells=["euler"]),
     "a budget in quotes": _cell(factors={"sampler": "euler", "nfe": "2"}),
-    "an endless budget": _cell().replace('"nfe": 2', '"nfe": 1' + "0" * 400),
-    "a record that is empty": _cell(records=[[]]),
     "a record of too many numbers": _cell(records=[["m", *[0.5] * 6]]),
-    "not a number": _cell().replace("0.5", "NaN"),
-    "an unknown kind of problem": _cell(problem="failed", kind="odd"),
-    "an item in quotes": _cell(items={"nll": ["0.5"]}),
     "samples of text": _cell(shown={"tokens": [["a"]], "condition": None}),
-    "a setting that grows and is no list": _head(settings={"samplers": 1}),
-    "a setting that grows and is nested": _head(settings={"samplers": [["euler"]]}),
 }
 
 
@@ -408,38 +394,13 @@ def test_a_damaged_file_is_named_and_untouched(text, tmp_path):
     said = str(refused.value)
     assert said.startswith(f"{path} holds no results that this version can read (")
     assert said.endswith("); remove it to start again, or choose another folder")
-    assert len(said) < len(str(path)) + 250
     assert "\n" not in said
     assert path.read_bytes() == text.encode("latin-1")
 
 
-def test_what_is_no_file_of_results_is_refused(tmp_path, monkeypatch):
-    def refused(reason):
-        with pytest.raises(TauflowError, match=f"results.json holds no results .*{reason}.*remove it"):
-            Results.read(tmp_path)
-
-    path = tmp_path / "results.json"
+def test_a_folder_without_results(tmp_path):
     with pytest.raises(TauflowError, match=r"there is no .*results\.json; name a folder with results"):
         Results.read(tmp_path)
-    os.mkfifo(path)
-    refused("it isn't a file")
-    path.unlink()
-    path.write_text(_head())
-
-    def forbid(self):
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr("pathlib.Path.read_bytes", forbid)
-    refused("Permission denied")
-
-
-@pytest.mark.parametrize("tokens", [[[0] * LENGTH, [0]], [[99] * LENGTH], [[-1] * LENGTH]])
-def test_samples_of_another_task_are_not_shown(tokens):
-    cell = Cell({"sampler": "euler", "nfe": 2}, shown=Shown(tokens))
-    with pytest.raises(TauflowError, match=r"samples kept of euler, NFE 2 are none of this task.*remove it"):
-        samples_of(cell, exact().task)
-    with pytest.raises(TauflowError, match="none of this task"):
-        samples_of(dataclasses.replace(cell, shown=Shown([[0] * LENGTH], [[7]])), labelled().task)
 
 
 def test_infinite_numbers_survive_the_file(tmp_path):
@@ -550,17 +511,13 @@ def test_a_prompt_of_another_number_of_rows_is_refused():
         ({"samplers": "eulr"}, "unknown sampler 'eulr'; known samplers: auto, euler.*did you mean euler?"),
         ({"samplers": ""}, "no samplers to evaluate; name some of euler"),
         ({"samplers": "euler(theta=0.3)"}, "sampler euler has no option 'theta'"),
-        ({"nfes": [2.5]}, "whole number of at least 1, got 2.5"),
-        ({"nfes": [0]}, "whole number of at least 1"),
+        ({"nfes": [2.5]}, "nfe must be a whole number of at least 1, got 2.5"),
         ({"nfes": []}, "no budget"),
-        ({"nfes": 2.5}, "nfe must be a whole number"),
         ({"num_samples": 0}, "num_samples must be a whole number"),
-        ({"batch_size": "4"}, "batch_size must be a whole number"),
-        ({"nll_items": -1}, "nll_items must be a whole number of at least 0"),
+        ({"nll_items": -1}, "nll_items must be at least 0"),
         ({"seed": 2**32}, "seed must be a whole number"),
         ({"guidance": 2.0}, "this network takes no condition"),
-        ({"guidance": ["strong"], "samplers": "euler"}, "guidance weight must be a finite number"),
-        ({"guidance": [math.inf], "samplers": "euler"}, "finite number"),
+        ({"guidance": [math.inf], "samplers": "euler"}, "guidance weight must be a finite number"),
         ({"condition": torch.tensor([1])}, "this network takes no condition"),
         (
             {"samplers": "theta_rk2(finish=none)", "nfes": [4, 1]},

@@ -505,15 +505,6 @@ def test_two_clip_models_of_one_tag_are_refused(images, models, tmp_path):
     assert lines(images) == before
 
 
-def bad_metadata(text):
-    return lambda images: (images / "00001" / "metadata.jsonl").write_text(text)
-
-
-def changed(**values):
-    return bad_metadata(json.dumps(RECORDS[1] | values))
-
-
-ITEM = RECORDS[1]["include"][0]
 FAULTS = {
     "no folder": (shutil.rmtree, r"cannot read the folder .*images \(No such file or directory\)"),
     "empty": (lambda images: [shutil.rmtree(each) for each in images.iterdir()], r"has no pictures NNNNN"),
@@ -523,17 +514,8 @@ FAULTS = {
     ),
     "no metadata": (
         lambda images: (images / "00001/metadata.jsonl").unlink(),
-        r"00001/metadata.jsonl \(No such",
+        r"cannot read .*00001/metadata.jsonl \(.*No such",
     ),
-    "no JSON": (bad_metadata("{"), r"00001/metadata.jsonl is not one line of JSON"),
-    "no record": (bad_metadata("[]"), r"00001/metadata.jsonl is no record of GenEval: it needs a tag"),
-    "no items": (changed(include=[]), r"is no record of GenEval: it needs a list of what to include"),
-    "no count": (changed(include=[ITEM | {"count": 0}]), r"needs a class and a count of at least 1"),
-    "no word": (changed(include=[ITEM | {"color": 3}]), r"is no record of GenEval: the color of"),
-    "no relation": (changed(include=[ITEM, ITEM | {"position": ["near", 0]}]), r"is not \[one of left of"),
-    "no target": (changed(include=[ITEM | {"position": ["above", 0]}]), r"the number of an earlier item"),
-    "unknown class": (changed(include=[ITEM | {"class": "unicorn"}]), r"00001 asks for the class 'unicorn'"),
-    "unknown colour": (changed(include=[ITEM | {"color": "beige"}]), r"00001 asks for the color 'beige'"),
     "no picture": (
         lambda images: (images / "00001/samples/00001.png").write_text("x"),
         r"00001.png is damaged",
@@ -562,7 +544,7 @@ def test_missing_models_are_refused_before_any_work(images, models, monkeypatch)
     with pytest.raises(SystemExit, match="error: cannot load the CLIP model '/no/such'"):
         study(images, models, "--clip", "/no/such")
     red = {"class": "bench", "count": 1, "color": "red"}
-    changed(include=[red])(images)
+    (images / "00001" / "metadata.jsonl").write_text(json.dumps(RECORDS[1] | {"include": [red]}))
     with pytest.raises(SystemExit, match="error: cannot load the CLIP model '/no/such'"):
         study(images, models, "--colours", "/no/such")
 

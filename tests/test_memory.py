@@ -15,9 +15,7 @@ from torch import Tensor
 
 import tauflow
 from tauflow import Model
-from tauflow.denoise import CallableDenoiser, Evaluation, RememberingDenoiser, SplitDenoiser, TimedDenoiser
-from tauflow.denoise.denoiser import Wrapper
-from tauflow.errors import SamplingError
+from tauflow.denoise import RememberingDenoiser, SplitDenoiser, TimedDenoiser
 from tauflow.samplers import SAMPLERS
 
 V, B, D, NFE = 6, 7, 10, 6
@@ -229,32 +227,3 @@ def test_allowed_tokens_and_other_times_hand_the_memory_on():
     assert int(sampled(changed, "tr_cie").tokens.max()) < 4
     assert chained(network.calls)
     assert timed.seconds > 0
-
-
-def test_a_memory_that_is_lost_or_of_others_is_refused():
-    class Bare(Evaluation):
-        def __init__(self, inner):
-            self.inner, self.shape = inner, inner.shape
-
-        def logits(self, index):
-            return self.inner.logits(index)
-
-    class Forgetting(Wrapper):
-        def evaluate(self, x, t, condition=None):
-            return Bare(self.denoiser.evaluate(x, t, condition))
-
-    model, _ = model_of()
-    with pytest.raises(SamplingError, match="Bare has lost its memory"):
-        sampled(dataclasses.replace(model, denoiser=Forgetting(model.denoiser)), "tr_cie")
-    denoiser = RememberingDenoiser(CallableDenoiser(_zeros, V))
-    x = torch.zeros(B, D, dtype=torch.long)
-    denoiser.evaluate(x, torch.zeros(B))
-    with pytest.raises(SamplingError, match="other sequences"):
-        denoiser.evaluate(x[:2], torch.ones(2))
-
-
-def _zeros(x: Tensor, t: Tensor, memory: Tensor | None) -> Tensor:
-    return torch.zeros(*x.shape, V)
-
-
-_zeros.remembers = True  # type: ignore[attr-defined]

@@ -315,21 +315,13 @@ def test_spread_kappas_are_stratified_on_every_leading_part_and_fixed():
     assert abs(kappa.mean() - 0.5) < 1 / 512  # not all at the left ends of their strata
 
 
-@pytest.mark.parametrize(
-    ("law", "message"),
-    [
-        ([1.0, 1.0, 1.0], "sums to 3; divide it by its sum"),
-        ([0.5, 0.5], "needs 3 probabilities"),
-        ([1.5, -0.25, -0.25], "needs 3 probabilities"),
-        ([0.5, 0.5, 0.0], "is 0 for some tokens"),
-    ],
-)
-def test_a_law_that_is_none_is_refused(law, message):
+@pytest.mark.parametrize("law", [[1.0, 1.0, 1.0], [0.5, 0.5], [0.5, 0.5, 0.0]])
+def test_a_law_that_is_none_is_refused(law):
     class Own(Source):
         law = torch.tensor(())
 
     Own.law = torch.tensor(law, dtype=torch.float64)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="must be 3 probabilities with the sum 1, above 0"):
         Mixture(Own(3), "linear")
 
 

@@ -307,20 +307,11 @@ def test_infinite_options_can_be_resumed(call, trained, tmp_path):
 
 def test_bad_requests(call, trained, tmp_path, monkeypatch):
     best = trained / "best.ckpt"
-    torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
     for args, expected in [
-        (["--ckpt", "missing.ckpt"], "Checkpoint not found: missing.ckpt"),
-        (["--ckpt", tmp_path / "foreign.ckpt"], "was not written by tauflow's train.py"),
-        (["--ckpt", best, "--nfe", "8,x"], "'8,x' is not a list of whole numbers such as 8 16 32"),
-        (["--ckpt", best, "--prompt", "9"], "values 0 to 5"),
         (["--ckpt", best, "--prompt", "1 " * 17], "drop 1"),
         (["--ckpt", best, "--guidance", "2"], "this network takes no condition"),
         (["--ckpt", best, "--guidance", best], "--guidance takes weights such as 1 2 4"),
         (["--ckpt", best, "--unconditional", best], "--unconditional needs --guidance W"),
-        (["--ckpt", best, "--condition", "2"], "Countdown has no conditions; drop --condition"),
-        (["--ckpt", best, "--infill", "1 __ 3"], "drop --infill"),
-        (["--ckpt", best, "--judge", "ngram"], "drop --judge"),
-        (["--ckpt", best, "--device", "cpu", "--devices", "2"], "--device names one device"),
     ]:
         code, _ = call(*args)
         assert isinstance(code, str), args
@@ -460,9 +451,7 @@ def test_where_data_lies_comes_from_the_command_line(call, trained, tmp_path):
     ("args", "expected"),
     [
         (["--grid", "tau"], "grid is an option of samplers: write --sampler 'euler(grid=tau)'"),
-        (["--sampler", "tr_cie", "--grid=tau"], "write --sampler 'tr_cie(grid=tau)'"),
         (["--sampler", "spaced", "--power", "3"], "write --sampler 'spaced(power=3)'"),
-        (["--dense"], "write --sampler 'euler(dense=true)'"),
         (["--guidance_weight", "2"], "there is no argument --guidance_weight; it is now --guidance W"),
         (["--samplr", "euler"], "there is no argument --samplr; see sample.py --help"),
     ],
@@ -570,7 +559,7 @@ def test_rates_of_a_checkpoint_on_a_metric_path(call, tmp_path):
     for more, expected in (
         (["--out", "mixture"], "rates: mixture there, metric now"),
         (["--rates", "tau"], "rates must be mixture or metric, got 'tau'"),
-        (["--rates", "mixture", "--ckpt", SHIPPED], "drop --rates"),
+        (["--rates", "metric", "--ckpt", SHIPPED], "metric rates need a codebook"),
     ):
         code, _ = call(*args, *more)
         assert expected in code

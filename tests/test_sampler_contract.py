@@ -298,53 +298,31 @@ ZEROS = torch.zeros(B, D, dtype=torch.long)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"sampler": "tr-cy"},
-            r"unknown sampler 'tr-cy'; known samplers: auto, euler, .*did you mean tr_cie\?",
-        ),
-        ({"sampler": "nothing like it"}, "one of your own is path.to.file.py:Class"),
+        ({"sampler": "tr-cy"}, r"unknown sampler 'tr-cy'; .*did you mean tr_cie\?"),
         ({"sampler": 3}, "a spec such as .* or a Sampler, got 3"),
         ({"nfe": 0}, "nfe must be a whole number of at least 1"),
         ({"nfe": 2.5}, "nfe must be a whole number"),
-        ({"nfe": True}, "nfe must be a whole number of at least 1, got True"),
         ({"nfe": 10**9}, "nfe must be at most 1000000 for a sampler on a time grid, got 1000000000"),
-        ({"nfe": 10**18, "sampler": "tr_cie_exact"}, "nfe must be at most 1000000"),
-        ({"nfe": 10**5000}, "nfe must be a whole number of at most 64 bits"),
-        ({"sampler": "tr_cie(eps_0=1e300)"}, "eps_0 and ceiling are at most 1e"),
-        ({"sampler": "tr_cie(ceiling=1e300)"}, "eps_0 and ceiling are at most 1e"),
         ({"sampler": "tr_cie(eps_0=1e20, dense=true)"}, "intensity is not finite or far too large"),
-        ({"nfe": "8"}, "nfe must be a whole number of at least 1, got '8'"),
         ({"count": 0}, "count must be a whole number of at least 1, got 0"),
-        ({"count": 2.5}, "count must be a whole number of at least 1, got 2.5"),
         ({"sampler": "theta_trapezoidal(theta=1)"}, r"theta must be in \(0, 1\) for theta_trapezoidal"),
         ({"sampler": "theta_rk2(theta=0)"}, r"theta must be in \(0, 1\] for theta_rk2"),
-        ({"sampler": "tr_cie(cutoff=0)"}, r"cutoff .* must be in \(0, 1\)"),
         ({"sampler": "tr_cie(cutoff=1)"}, r"cutoff .* must be in \(0, 1\)"),
-        (
-            {"sampler": "tr_cie(theta=0.5)"},
-            "tr_cie has no option 'theta'; it has: grid, cutoff, finish, jump",
-        ),
-        ({"sampler": "tr_cie(grids=tau)"}, r"sampler tr_cie has no option 'grids'; did you mean grid\?"),
-        ({"sampler": "tr_cie(grid=sigma)"}, "grid must be one of t, tau"),
-        ({"sampler": "tr_cie(jump=poisson)"}, "jump must be one of exponential, one_event"),
         ({"sampler": "tr_cie(finish=stop)"}, "finish must be one of draw, reuse, none"),
         ({"sampler": "tr_cie(eps_0=-1)"}, "0 <= eps_0"),
         ({"sampler": "theta_rk2(finish=none)", "nfe": 1}, "not enough for one step without a finishing draw"),
         ({"prompt": ZEROS}, "prompt must be a pair of tensors"),
-        ({"prompt": (ZEROS, KNOWN, KNOWN)}, "prompt must be a pair of tensors"),
         (
             {"prompt": (ZEROS[:, :4], KNOWN)},
             r"tokens .* must have the shape \(3, 12\) .* or \(12,\), got \(3, 4\)",
         ),
         ({"prompt": (ZEROS, KNOWN[:2])}, r"known .* must have the shape \(3, 12\) .*, got \(2, 12\)"),
         ({"prompt": (ZEROS + V, KNOWN)}, "tokens outside 0 .. 4; say false where a coordinate is not known"),
-        ({"prompt": (ZEROS - 1, KNOWN)}, "tokens outside 0 .. 4"),
         ({"prompt": (ZEROS.float(), KNOWN)}, "prompt must hold integer tokens"),
         ({"prompt": (ZEROS, KNOWN.float())}, "known part of a prompt must be boolean"),
         ({"prompt": ([1], [True])}, "tokens of a prompt must be a tensor, got list"),
         ({"seed": "x"}, r"seed must be a whole number from 0 to 2\*\*32 - 1, got 'x'"),
         ({"seed": 2**32}, "seed must be a whole number"),  # would have the samples of seed 0
-        ({"seed": -1}, "seed must be a whole number"),
         ({"condition": torch.zeros(B, 1).long()}, "this network takes no condition; drop the condition"),
     ],
 )
@@ -363,20 +341,6 @@ def test_a_bridge_has_a_largest_budget():
 def test_a_reveal_takes_no_more_evaluations_than_coordinates():
     model = Model(network(Masked(V)), Mixture(Masked(V), "linear"), (D,))
     assert tauflow.sample(model, "fhs", nfe=10**18).nfe == D
-
-
-class Stops(Leaping):
-    """A sampler of one's own with a slip."""
-
-    @property
-    def finishing(self):
-        return "stop"
-
-
-def test_an_unknown_way_to_finish_is_refused():
-    model = Model(network(Masked(V)), Mixture(Masked(V), "linear"), (D,))
-    with pytest.raises(SamplingError, match=r"Stops\.finishing must be one of draw, reuse, none, got 'stop'"):
-        tauflow.sample(model, Stops(), nfe=4)
 
 
 def test_a_model_is_needed():

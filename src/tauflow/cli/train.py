@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 import re
 import sys
 import warnings
@@ -11,7 +10,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 from jsonargparse import ArgumentError, DefaultHelpFormatter, Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -230,17 +228,10 @@ def refuse_out_of_range(trainer: Namespace) -> None:
     for name in ("max_steps", "max_epochs", "val_check_interval", "limit_train_batches", "default_root_dir"):
         if trainer.get(name) in (0, ""):
             raise SettingsError(f"--trainer.{name} must not be 0 or empty; drop it")
-    on_cpu = trainer.accelerator == "cpu" or not torch.accelerator.is_available()
-    cores = os.cpu_count() or 1
-    if on_cpu and is_many(trainer.devices, max(2, cores)):
-        raise SettingsError(
-            f"--trainer.devices {trainer.devices} on a CPU are as many processes, this machine has {cores} "
-            "cores; ask for fewer"
-        )
 
 
-def is_many(devices: Any, more_than: int = 1) -> bool:
-    return str(devices).isdecimal() and int(devices) > more_than
+def is_many(devices: Any) -> bool:
+    return str(devices).isdecimal() and int(devices) > 1
 
 
 def own_classes(model: DFMModule, task: Task) -> list[type]:

@@ -28,10 +28,6 @@ class AllowedDenoiser(Wrapper):
 
     def __init__(self, denoiser: Denoiser, allowed: "Allowed"):
         super().__init__(denoiser)
-        if allowed.samples is not None and denoiser.samples not in (None, allowed.samples):
-            raise SamplingError(
-                f"the model is made for {denoiser.samples} samples, got allowed tokens of {allowed.samples}"
-            )
         self.samples = allowed.samples or denoiser.samples
         self.allowed = allowed.to(denoiser.device)
         self._context = Context()
@@ -79,13 +75,7 @@ class Allowed:
         """Return the numbers of the sets (count, D) of so many samples in a context."""
         if self.numbers.ndim == 1:
             return self.numbers.expand(count, -1)
-        numbers = context.own(self.numbers, count)
-        if len(numbers) != count:
-            raise SamplingError(
-                f"allowed tokens were given for {len(self.numbers)} samples, {count} are evaluated; give "
-                "them for each, or the same for all"
-            )
-        return numbers
+        return context.own(self.numbers, count)
 
     def to(self, device: torch.device) -> "Allowed":
         """Return the same on a device."""

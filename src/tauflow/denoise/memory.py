@@ -10,7 +10,6 @@ from torch import Tensor
 from tauflow.denoise.context import Context, Memory
 from tauflow.denoise.denoiser import Denoiser, Wrapper
 from tauflow.denoise.evaluation import Evaluation
-from tauflow.errors import SamplingError
 
 
 class RememberingDenoiser(Wrapper):
@@ -34,20 +33,10 @@ class RememberingDenoiser(Wrapper):
         if not self.remembers:
             return self.denoiser.evaluate(x, t, condition)
         if self._last is not None:
-            self._left, self._last = self._memory_of(self._last), None
+            self._left, self._last = self._last.memory, None  # read before the network writes over it
         back = self._t is not None and len(t) == len(self._t) and bool((t < self._t).any())
         given = self._given if back else self._left
         evaluation = self.denoiser.within(Context(memory=given)).evaluate(x, t, condition)
         if not back:
             self._last, self._t, self._given = evaluation, t, given
         return evaluation
-
-    def _memory_of(self, evaluation: Evaluation) -> Memory:
-        """Return what an evaluation left, read before the network writes over it."""
-        memory = evaluation.memory
-        if memory is None:
-            raise SamplingError(
-                f"the network remembers, but {type(evaluation).__name__} has lost its memory; derive the "
-                "evaluation from tauflow.denoise.evaluation.Wrapped"
-            )
-        return memory

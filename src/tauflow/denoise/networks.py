@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from tauflow.denoise.context import Context
 from tauflow.denoise.denoiser import DROPPED, Denoiser
 from tauflow.denoise.evaluation import Evaluation, HiddenEvaluation, LogitsEvaluation, drop_mask
-from tauflow.errors import BadLogits, SamplingError
+from tauflow.errors import BadLogits
 
 
 class AskingDenoiser(Denoiser):
@@ -127,9 +127,4 @@ def _own_memory(memory: Any, x: Tensor) -> Tensor | None:
     """Return a copy of a memory (B, D, ...) of the sequences x (B, D)."""
     if memory is None:
         return None
-    if not isinstance(memory, Tensor) or memory.shape[:2] != x.shape:
-        raise SamplingError(
-            f"the network remembers other sequences than these {tuple(x.shape)}; a sampler evaluates all "
-            "of a batch at once"
-        )
     return memory.clone()

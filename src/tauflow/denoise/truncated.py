@@ -6,10 +6,6 @@ the other coordinates say. The own token, which may be noise, would else be the 
 Shapes: B sequences, D coordinates, V data tokens, R rows.
 """
 
-import operator
-from numbers import Real
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -31,10 +27,12 @@ class TruncatedDenoiser(Wrapper):
         self, denoiser: Denoiser, process: Process, top_k: int | None = None, top_p: float | None = None
     ):
         super().__init__(denoiser)
-        self.top_k = checked_top_k(top_k)
-        self.top_p = checked_top_p(top_p)
-        if top_k is None and top_p is None:
-            raise SamplingError("give top_k, how many tokens of a row are kept, or top_p, how much of it")
+        if top_k is not None and top_k < 1:
+            raise SamplingError(f"top_k must be at least 1, got {top_k!r}; 50 is usual")
+        if top_p is not None and not 0 < top_p <= 1:
+            raise SamplingError(f"top_p must be above 0 and at most 1, got {top_p!r}; 0.9 is usual")
+        self.top_k = top_k
+        self.top_p = top_p
         self._own: TemperedContextDenoiser | None = None
         if isinstance(process, Mixture) and not process.absorbing:
             self._own = TemperedContextDenoiser(denoiser, 1.0, process)
@@ -82,23 +80,3 @@ def cut(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
     rows = ordered.softmax(-1)
     likelier = rows.cumsum(-1) - rows  # 0 at the first, which is always kept
     return gone | torch.zeros_like(gone).scatter(-1, tokens, likelier >= top_p)
-
-
-def checked_top_k(top_k: Any) -> int | None:
-    """Return a number of tokens; refuse what is none."""
-    try:
-        number = None if top_k is None else 0 if isinstance(top_k, bool) else operator.index(top_k)
-    except TypeError:
-        number = 0
-    if number is not None and number < 1:
-        raise SamplingError(f"top_k must be a whole number of at least 1, got {top_k!r}; 50 is usual")
-    return number
-
-
-def checked_top_p(top_p: Any) -> float | None:
-    """Return a probability above 0; refuse what is none."""
-    if top_p is None:
-        return None
-    if not isinstance(top_p, Real) or isinstance(top_p, bool) or not 0 < float(top_p) <= 1:
-        raise SamplingError(f"top_p must be above 0 and at most 1, got {top_p!r}; 0.9 is usual")
-    return float(top_p)

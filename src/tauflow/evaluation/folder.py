@@ -10,7 +10,7 @@ import torch
 
 from tauflow import files
 from tauflow.errors import SettingsError, TauflowError, WriteError
-from tauflow.evaluation.store import FILE, Results, plain, unreadable
+from tauflow.evaluation.store import FILE, Results, plain
 from tauflow.ranks import rank, world_size
 
 T = TypeVar("T")
@@ -128,9 +128,6 @@ def _continued(folder: Path, name: str, settings: dict[str, Any], grows: Sequenc
             "--out, or remove it to start again"
         )
     for each in grows:
-        there = old.get(each, [])
-        if not isinstance(there, list) or any(isinstance(value, list | dict) for value in there):
-            raise unreadable(path, f"its setting {each} is no list of words or numbers")
-        settings[each] = list(dict.fromkeys([*there, *settings[each]]))
+        settings[each] = list(dict.fromkeys([*old.get(each, []), *settings[each]]))
     results.settings = old | settings
     return results

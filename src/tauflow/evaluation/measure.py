@@ -76,9 +76,7 @@ class Sampling:
             whole(getattr(self, name), name)
         object.__setattr__(self, "seed", checked_seed(self.seed))
         for name in ("show", "nll_items"):
-            value = getattr(self, name)
-            fits = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-            require(fits, f"{name} must be a whole number of at least 0, got {value!r}")
+            require(getattr(self, name) >= 0, f"{name} must be at least 0, got {getattr(self, name)}")
 
     @property
     def batches(self) -> int:

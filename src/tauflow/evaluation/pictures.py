@@ -15,11 +15,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from tauflow.denoise import DROPPED
-from tauflow.errors import TauflowError
 from tauflow.evaluation.hooks import Drawn
 from tauflow.evaluation.mosaics import Block, Strip, mosaic
-from tauflow.evaluation.store import Cell, Results, Shown
+from tauflow.evaluation.store import Cell, Results
 from tauflow.evaluation.tables import number_text
 from tauflow.evaluation.views import View, cell_name
 from tauflow.tasks import Task
@@ -37,32 +35,11 @@ def samples_of(cell: Cell, task: Task) -> Samples:
     """Return the kept samples of a cell as the task shows them, texts with what they were asked to be."""
     if cell.shown is None or not cell.shown.tokens:
         return []
-    _refuse_foreign(cell, cell.shown, task)
     condition = None if cell.shown.condition is None else torch.tensor(cell.shown.condition)
     shown = task.show(torch.tensor(cell.shown.tokens), condition)
     if isinstance(shown, np.ndarray) or condition is None:
         return shown
     return [f"{asked}\n{text}" for asked, text in zip(captions_of(cell, task), shown, strict=True)]
-
-
-def _refuse_foreign(cell: Cell, shown: Shown, task: Task) -> None:
-    """Refuse kept samples that the task cannot show, out of a damaged file."""
-    sizes = [task.num_tokens + 1] * task.length  # a mask may be left
-    fit = all(_within(row, 0, sizes) for row in shown.tokens)
-    if shown.condition is not None:
-        fit &= len(shown.condition) == len(shown.tokens)
-        fit &= all(_within(row, DROPPED, task.conditions) for row in shown.condition)
-    if not fit:
-        raise TauflowError(
-            f"the samples kept of {cell_name(cell.factors)} are none of this task: results.json is damaged; "
-            "remove it to start again, or choose another folder"
-        )
-
-
-def _within(row: Sequence[int], least: int, sizes: Sequence[int]) -> bool:
-    return len(row) == len(sizes) and all(
-        least <= value < size for value, size in zip(row, sizes, strict=True)
-    )
 
 
 def captions_of(cell: Cell, task: Task) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from tauflow import files
-from tauflow.errors import TauflowError
+from tauflow.errors import TauflowError, first_line
 from tauflow.evaluation.hooks import Table
 from tauflow.evaluation.kinds import check_kinds
 
@@ -176,23 +176,12 @@ class Results:
         if not path.exists():
             raise TauflowError(f"there is no {path}; name a folder with results")
         try:
-            if not path.is_file():
-                raise ValueError("it isn't a file")
             return _results_from(json.loads(path.read_bytes()))
-        except OSError as error:
-            raise unreadable(path, error.strerror or str(error)) from None
-        except RecursionError:
-            raise unreadable(path, "it is nested too deeply") from None
-        except (ValueError, MemoryError) as error:
-            raise unreadable(path, str(error) or "it does not fit into memory") from None
-
-
-def unreadable(path: Path, reason: str) -> TauflowError:
-    """Return the error of a damaged or foreign results.json."""
-    return TauflowError(
-        f"{path} holds no results that this version can read ({reason}); remove it to start again, or choose "
-        "another folder"
-    )
+        except (OSError, ValueError) as error:
+            raise TauflowError(
+                f"{path} holds no results that this version can read ({first_line(error)}); remove it to "
+                "start again, or choose another folder"
+            ) from None
 
 
 def key(factors: Factors) -> frozenset[tuple[str, Factor]]:
@@ -228,7 +217,6 @@ def _results_from(values: Any) -> Results:
     if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
         raise ValueError(f"it has another format than {FORMAT}")
     check_kinds(values, HEAD, "it")
-    json.dumps(plain(values["settings"]))  # what is nested too deeply could not be written again
     scales = {}
     for name, scale in values.pop("scales").items():
         check_kinds(scale, SCALE, "a scale")
@@ -261,14 +249,12 @@ def _cell_from(entry: dict[str, Any], place: str) -> Cell:
         entry.get("problem") or "",
         entry.get("kind") or "",
         {name: [number(each) for each in values] for name, values in (entry.get("items") or {}).items()},
-        _table_from(entry.get("table") or {}, place),
+        _table_from(entry.get("table") or {}),
     )
 
 
-def _table_from(columns: dict[str, list[Any]], place: str) -> Table:
+def _table_from(columns: dict[str, list[Any]]) -> Table:
     """Return the columns of a table, in which a number that a sample does not have is null."""
-    if len({len(values) for values in columns.values()}) > 1:
-        raise ValueError(f"{place}: the columns of its table are of different lengths")
     return {name: [math.nan if each is None else each for each in values] for name, values in columns.items()}
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
-from tauflow.errors import TauflowError
 from tauflow.evaluation.store import REAL, Factor, Factors, Measured, Results, Scale
 from tauflow.samplers.spec import spec_name
 
@@ -63,11 +62,6 @@ class Frame:
             panel = self.view.label(record.factors, self.view.panel)
             row = self.view.label(record.factors, self.view.row)
             x = record.factors.get(self.view.x)
-            if isinstance(x, str):
-                raise TauflowError(
-                    f"the results of {results.name} have {x!r} as {self.view.x}, which must be a number; "
-                    "measure them again in another folder"
-                )
             place = self._found.setdefault((panel, row, record.metric), {})
             place.setdefault(None if x is None else float(x), []).append(record.measured)
             rows = self._places.setdefault(panel, {}).setdefault(record.metric, [])

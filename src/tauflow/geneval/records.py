@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tauflow.geneval.rules import RELATIONS, GenEvalError
+from tauflow.geneval.rules import RELATIONS
 
 SEED = 43  # with which the published records were drawn
 DRAWN = 100  # of each task but the first, before equal ones are dropped
@@ -98,36 +98,3 @@ def _two_colours(rng: np.random.Generator) -> dict[str, Any]:
     first, second = _two(rng, COLOURS)
     items = [_item(a, color=first), _item(b, color=second)]
     return _record("color_attr", items, f"{_a(first)} {a} and {_a(second)} {b}")
-
-
-def checked(record: Any, name: str) -> dict[str, Any]:
-    """Return what was read as a record if it is one; `name` says where it stands, for the message."""
-    fault = _fault(record)
-    if fault:
-        raise GenEvalError(f"{name} is no record of GenEval: {fault}; write_folder writes good ones")
-    return record
-
-
-def _fault(record: Any) -> str:
-    """Return what is wrong with a record, or nothing."""
-    if not isinstance(record, dict) or not all(isinstance(record.get(key), str) for key in ("tag", "prompt")):
-        return "it needs a tag and a prompt"
-    include, exclude = record.get("include"), record.get("exclude", [])
-    if not isinstance(include, list) or not isinstance(exclude, list) or not include:
-        return "it needs a list of what to include, and may have one of what to exclude"
-    for item in (*include, *exclude):
-        if not (isinstance(item, dict) and isinstance(item.get("class"), str) and _count(item.get("count"))):
-            return f"{item} needs a class and a count of at least 1"
-        if not isinstance(item.get("color", ""), str):
-            return f"the color of {item} is no word"
-    for number, item in enumerate(include):
-        position = item.get("position", [RELATIONS[0], 0])
-        if not (isinstance(position, list) and len(position) == 2 and position[0] in RELATIONS):
-            return f"the position of {item} is not [one of {', '.join(RELATIONS)}; number of an earlier item]"
-        if "position" in item and not (_count(position[1], least=0) and position[1] < number):
-            return f"the position of {item} needs the number of an earlier item"
-    return ""
-
-
-def _count(value: Any, least: int = 1) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

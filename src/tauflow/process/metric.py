@@ -15,7 +15,6 @@ Shapes: B sequences, D coordinates, V data tokens, E numbers of a vector, R rows
 """
 
 import math
-import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -73,12 +72,9 @@ class Metric(Process):
         self, codebook: Codebook | Tensor, schedule: Schedule | str = "beta", top: int | None = None
     ):
         source = codebook if isinstance(codebook, Codebook) else Codebook(codebook)
-        try:
-            kept = KEPT if top is None else operator.index(top)
-        except TypeError:
-            kept = 0
+        kept = KEPT if top is None else top
         if kept < 1:
-            raise SettingsError(f"top must be a whole number of at least 1, or None, got {top!r}")
+            raise SettingsError(f"top must be at least 1, or None, got {top!r}")
         cuts = kept < source.num_tokens and (top is not None or source.num_tokens > SMALL)
         codes = Codes(source.directions)
         values = {

@@ -28,14 +28,12 @@ FACTS = (
 def refuse_bad_law(source: Source) -> None:
     """Raise unless the law of a source is one over its states, above 0 where coordinates may come back."""
     law = source.law
-    if tuple(law.shape) != (source.num_states,) or not bool((law >= 0).all()):
+    fits = tuple(law.shape) == (source.num_states,) and abs(law.sum().item() - 1) <= 1e-6
+    if not fits or not bool((law >= 0 if source.absorbing else law > 0).all()):
         raise SettingsError(
-            f"the law of {source.name} needs {source.num_states} probabilities, got {law.tolist()[:8]}"
+            f"the law of {source.name} must be {source.num_states} probabilities with the sum 1, above 0 "
+            f"unless it is a mask, got {law.tolist()[:8]}"
         )
-    if abs(law.sum().item() - 1) > 1e-6:
-        raise SettingsError(f"the law of {source.name} sums to {law.sum().item():.6g}; divide it by its sum")
-    if not source.absorbing and not bool((law > 0).all()):
-        raise SettingsError(f"the law of {source.name} is 0 for some tokens; give each of them a little")
 
 
 @dataclass(frozen=True, init=False)

@@ -114,7 +114,6 @@ def whole(number: Any, name: str) -> int:
         value = 0 if isinstance(number, bool) else operator.index(number)
     except TypeError:
         value = 0
-    require(value < 2**63, f"{name} must be a whole number of at most 64 bits")
     require(value >= 1, f"{name} must be a whole number of at least 1, got {number!r}")
     return value
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from tauflow import files
-from tauflow.errors import SettingsError
 from tauflow.samplers.registry import SAMPLERS
 from tauflow.samplers.spec import Option, described
 
@@ -52,10 +51,6 @@ def _code(names: list[str]) -> str:
 
 def filled(text: str) -> str:
     """Return a page with its table of options as the samplers have them now."""
-    if not PLACE.search(text):
-        raise SettingsError(
-            "the page has no place for the options: add the lines <!-- options --> and <!-- end -->"
-        )
     return PLACE.sub(lambda found: f"{found[1]}\n{options_table()}\n{found[2]}", text)
 
 

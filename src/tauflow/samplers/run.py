@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,11 +96,6 @@ def problem_of(sampler: Sampler, request: Request, denoiser: Denoiser) -> Proble
     """Return what is sampled, with this denoiser; refuse a sampler that cannot do it."""
     if reason := sampler.refuses(request.model):
         raise SamplingError(reason)
-    if sampler.finishing not in get_args(FinishName):
-        raise SamplingError(
-            f"{type(sampler).__name__}.finishing must be one of {', '.join(get_args(FinishName))}, got "
-            f"{sampler.finishing!r}"
-        )
     problem = Problem.of(request.model, request.frozen, request.condition)
     return dataclasses.replace(problem, denoiser=denoiser, drawing=request.drawing)
 

@@ -127,26 +127,12 @@ class GenEval:
         scoring = any(self._to_score(result) for result in results)
         judging = any(self._to_judge(result) for result in results)
         detector = Mask2Former(self.detector) if self.detector and judging else None
-        if detector:
-            self._refuse_unknown(prompts, detector)
         coloured = any("color" in item for prompted in prompts for item in prompted.record["include"])
         return Models(
             detector,
             ClipColours(self.colours) if judging and coloured else None,
             ClipScore(self.clip) if self.clip and scoring else None,
         )
-
-    def _refuse_unknown(self, prompts: Sequence[Prompted], detector: Mask2Former) -> None:
-        """Refuse prompts that no picture could satisfy."""
-        known = {"class": detector.classes, "color": ClipColours.names}
-        for prompted in prompts:
-            for item in (*prompted.record["include"], *prompted.record.get("exclude", ())):
-                for kind in known.keys() & item.keys():
-                    if item[kind] not in known[kind]:
-                        raise SettingsError(
-                            f"{self.images / prompted.number} asks for the {kind} {item[kind]!r}, which the "
-                            "models do not know; remove its folder"
-                        )
 
     def _refuse_other_models(self, results: Sequence[Result], path: Path) -> None:
         """Refuse to judge some pictures with other models than others, and CLIP models of one tag."""

@@ -46,11 +46,7 @@ class Result:
     @classmethod
     def fresh(cls, images: Path, name: str, record: Record) -> "Result":
         """Return what is known of a picture in a folder before it is looked at."""
-        try:
-            digest = files.digest(images / name)
-        except OSError as error:
-            raise TauflowError(f"cannot read {images / name} ({error.strerror}); remove it") from None
-        return cls(name, record["tag"], record["prompt"], json.dumps(record), digest)
+        return cls(name, record["tag"], record["prompt"], json.dumps(record), files.digest(images / name))
 
     def same_picture(self, other: "Result") -> bool:
         """Return whether both are of one picture that was made for one record."""
@@ -65,11 +61,9 @@ def read(path: Path) -> dict[str, Result]:
     try:
         for number, line in enumerate(path.read_text().splitlines(), start=1):
             values = json.loads(line)
-            if not isinstance(values, dict):
-                raise ValueError(f"line {number} is no result")
             check_kinds(values, KINDS, f"line {number}")
             found[values["filename"]] = Result(**values)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise TauflowError(f"{path} is damaged ({error}); remove it to start again") from None
     return found
 

@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 from tauflow import files
-from tauflow.errors import SettingsError, TauflowError
+from tauflow.errors import TauflowError
 from tauflow.evaluation.store import Results
 from tauflow.evaluation.tables import TableSpec, markdown_table
 from tauflow.evaluation.views import Frame
@@ -41,28 +41,14 @@ def filled(text: str, folder: Path) -> str:
 def frame_of(folder: Path) -> Frame:
     """Read the results of a folder, seen as the study, or sample.py, that made them sees them."""
     results = Results.read(folder)
-    if results.name == Results().name:
-        return Frame(results)
-    if results.name not in STUDIES:
-        raise SettingsError(
-            f"{folder} holds results of {results.name}, which is no study; there are {', '.join(STUDIES)}"
-        )
-    return Frame(results, STUDIES[results.name].view)
+    return Frame(results, STUDIES[results.name].view if results.name in STUDIES else None)
 
 
 def _table(place: str, folder: Path) -> str:
-    words = _words(place)
+    words = shlex.split(place)
     options = dict(word.split("=", 1) for word in words if re.match(r"[a-z]+=", word))
     names = [word for word in words if not re.match(r"[a-z]+=", word)]
-    if len(names) != 3 or set(options) - {"x", "rows", "ratio", "less"} or {"ratio", "less"} <= set(options):
-        raise SettingsError(
-            "a place for a table names a folder, a panel and a metric, then x=, rows=, and ratio= or less=; "
-            f"got {place!r}"
-        )
-    try:
-        xs = [float(x) for x in options["x"].split(",")] if "x" in options else []
-    except ValueError:
-        raise SettingsError(f"x= takes numbers such as 8,16,32; got {place!r}") from None
+    xs = [float(x) for x in options["x"].split(",")] if "x" in options else []
     rows = options["rows"].split(";") if "rows" in options else []
     spec = TableSpec(names[1], names[2], xs, rows, options.get("ratio", ""))
     frame = frame_of(folder / names[0])
@@ -72,21 +58,9 @@ def _table(place: str, folder: Path) -> str:
 
 
 def _finding(place: str, folder: Path) -> str:
-    words = _words(place)
-    if len(words) != 2:
-        raise SettingsError(f"a place for a finding names a folder and the finding; got {place!r}")
-    results = Results.read(folder / words[0])
-    found = STUDIES[results.name].findings(results) if results.name in STUDIES else {}
-    if words[1] not in found:
-        raise SettingsError(f"{words[0]} has no finding {words[1]!r}; there are {', '.join(found) or 'none'}")
-    return found[words[1]]
-
-
-def _words(place: str) -> list[str]:
-    try:
-        return shlex.split(place)
-    except ValueError as error:
-        raise SettingsError(f"cannot read the place of a table or finding ({error}); got {place!r}") from None
+    name, finding = shlex.split(place)
+    results = Results.read(folder / name)
+    return STUDIES[results.name].findings(results)[finding]
 
 
 def main(paths: list[str]) -> None:
@@ -95,16 +69,9 @@ def main(paths: list[str]) -> None:
         sys.exit("error: name the pages to write anew, such as docs/results/*.md")
     try:
         for path in map(Path, paths):
-            files.write(path, filled(_page(path), path.parent))
+            files.write(path, filled(path.read_text(encoding="utf-8"), path.parent))
     except TauflowError as error:
         sys.exit(f"error: {error}")
-
-
-def _page(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"cannot read the page {path} ({error}); name another") from None
 
 
 if __name__ == "__main__":

@@ -31,20 +31,12 @@ class OptimizerConfig:
     ema_decay: float = 0.999
 
     def __post_init__(self) -> None:
-        if not 0 < self.learning_rate < math.inf or self.warmup_steps < 0:
-            raise SettingsError(
-                f"need a learning_rate > 0 and warmup_steps >= 0, got {self.learning_rate} and "
-                f"{self.warmup_steps}"
-            )
         object.__setattr__(self, "betas", tuple(self.betas))
-        decays = 0 <= self.weight_decay < math.inf
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas) or not decays:
+        fits = 0 < self.learning_rate < math.inf and self.warmup_steps >= 0 and self.weight_decay >= 0
+        if not fits or not all(0 <= decay < 1 for decay in (*self.betas, self.ema_decay)):
             raise SettingsError(
-                f"need two betas in [0, 1) and a weight_decay >= 0, got {self.betas} and {self.weight_decay}"
-            )
-        if not 0 <= self.ema_decay < 1:
-            raise SettingsError(
-                f"the EMA decay must be in [0, 1), got {self.ema_decay}; 0 keeps the raw weights"
+                "The optimizer needs learning_rate > 0, warmup_steps >= 0, weight_decay >= 0, and betas and "
+                f"ema_decay in [0, 1), got {self}."
             )
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:

@@ -61,13 +61,7 @@ class Sapiens:
         count = torch.full((len(chains),), len(places))
         if not chains:
             return torch.zeros(0, dtype=torch.float64), count
-        self.check_length(_length(chains))
-        outside = [place for place in places if not 0 <= place < len(chains[0])]
-        if outside or not places:
-            raise SettingsError(
-                f"places to be judged are from 0 to {len(chains[0]) - 1}, at least one; got "
-                f"{outside[0] if outside else 'none'}"
-            )
+        self.check_length(len(chains[0]))
         ids = torch.tensor([[BEGIN, *map(_id, chain), END] for chain in chains])  # (B, L)
         rows = torch.arange(len(chains)).repeat_interleave(len(places))  # (R,)
         columns = (torch.tensor(places) + 1).repeat(len(chains))
@@ -92,16 +86,6 @@ class Sapiens:
             hidden = self.model.roberta(input_ids=masked.to(device)).last_hidden_state
             logits = self.model.lm_head(hidden[numbers, columns]).double().cpu()
         return -logits.log_softmax(-1)[numbers, true]
-
-
-def _length(chains: Sequence[str]) -> int:
-    lengths = sorted({len(chain) for chain in chains})
-    if len(lengths) > 1:
-        raise SettingsError(
-            f"chains that are judged together have one length, got {lengths[0]} and {lengths[-1]} residues; "
-            "judge them apart"
-        )
-    return lengths[0]
 
 
 def _id(residue: str) -> int:
