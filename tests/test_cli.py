@@ -121,16 +121,12 @@ def refused(tmp_path, monkeypatch, capsys):
     ("args", "expected"),
     [
         (["--model.learning_rat=1"], ["learning_rat", "Did you mean model.optimizer.learning_rate?"]),
-        (["--model.learning_rate=1"], ["Did you mean model.optimizer.learning_rate?"]),
-        (["--trainer.max_step=2"], ["Did you mean trainer.max_steps?"]),
         (["--model.network.widht=32"], ["TransformerConfig has no setting widht; did you mean width?"]),
-        (["--model.network.class_path=my.Network"], ["my.Network"]),
         (["--data.valus=3"], ["Countdown has no setting valus; did you mean values?"]),
         (["--data.values=many"], ["--data.values must be a whole number, got many"]),
         (["--model.loss_on=some"], ["--model.loss_on must be one of corrupted, all, got some"]),
         (["--model.schedule=tauflow.process.schedules.Polynomial"], ["arguments are required: exponent"]),
         (["--data=NoSuchTask"], ["NoSuchTask", "Known tasks: tauflow.tasks.Countdown"]),
-        (["--data=os.system"], ["subclass of Task, got os.system"]),
         (["--trainer.callbacks+=builtins.print"], ["subclass of Callback, got builtins.print"]),
         (["--model.optimizer=null"], ["--model.optimizer must be a YAML file with its settings, got null"]),
         (["--model.schedule=quadrat"], ["unknown schedule 'quadrat'", "cosine_squared"]),
@@ -138,17 +134,8 @@ def refused(tmp_path, monkeypatch, capsys):
             ["--model.schedule=tauflow.process.schedules.Polynomial", "--model.schedule.exponent=-1"],
             ["exponent m > 0", "got -1.0; use 1 (linear), 2 (quadratic) or 3 (cubic) if unsure"],
         ),
-        (["--model.source=mask"], ["masked"]),
-        (["--data.values=1"], ["values >= 2"]),
         (["--data.batch_size=8", "--trainer.accumulate_grad_batches=3"], ["multiple of 3"]),
         (["--data.epoch_items=4"], ["lower --data.batch_size"]),
-        (["--model.network.width=33"], ["multiple of 2 * heads"]),
-        (["--model.optimizer.ema_decay=1.5"], ["EMA decay"]),
-        (["--trainer.logger=false"], ["drop --trainer.logger"]),
-        (["--trainer.accelerator=warp"], ["warp"]),
-        (["--checkpoints.monitor=val/nothing"], ["val/nothing", "val/bound"]),
-        (["--ckpt_path=nowhere.ckpt"], ["Checkpoint not found: nowhere.ckpt"]),
-        (["--ckpt_path=last"], ["no run to resume"]),
     ],
     ids=lambda value: value[0].removeprefix("--") if value[0].startswith("--") else "",
 )
@@ -201,20 +188,13 @@ def own(tmp_path, monkeypatch):
     ("args", "expected"),
     [
         (
-            [*NETWORK, "--model.network.class_path=own_classes.ConvConfig", f"--model.network.{group}=16"],
+            [*NETWORK, "--model.network.class_path=own_classes.ConvConfig", "--model.network.chanels=16"],
             "ConvConfig has no setting chanels; did you mean channels? ConvConfig takes: channels, layers",
-        )
-        for group in ("chanels", "init_args.chanels")
-    ]
-    + [
+        ),
         (
             [*TASK, "--data=own_classes.Remainder", "--data.itms=5"],
             "Remainder has no setting itms; did you mean items? Remainder takes: batch_size, epoch_items, "
             "items",
-        ),
-        (
-            [*TASK, "--data=own_classes.Remainder", "--data.sigma=5"],
-            "Remainder has no setting sigma. Remainder takes: batch_size, epoch_items, items",
         ),
         (
             [*TASK, "--data.class_path=own_classes.Remainer"],
@@ -226,13 +206,6 @@ def own(tmp_path, monkeypatch):
 )
 def test_a_mistake_with_a_class_of_ones_own_gets_a_sentence(own, refused, args, expected):
     assert refused(*args).startswith(f"error: {expected}")
-
-
-def test_a_typo_in_the_yaml_of_ones_own_class(own, tmp_path, refused):
-    (tmp_path / "typo.yaml").write_text(
-        "data:\n  class_path: own_classes.Remainder\n  init_args:\n    itms: 4\n"
-    )
-    assert "Remainder has no setting itms; did you mean items?" in refused(*TASK, "-c", "typo.yaml")
 
 
 def test_a_type_error_in_ones_own_code_keeps_its_traceback(own, tmp_path, monkeypatch):
@@ -249,7 +222,6 @@ def test_a_type_error_in_ones_own_code_keeps_its_traceback(own, tmp_path, monkey
     ("flag", "expected"),
     [
         ("--evaluation.samplers=[own_classes.py:Renose]", "cannot import own_classes.py:Renose"),
-        ("--evaluation.samplers=[eulr]", "eulr"),
         ("--evaluation.guidance=[1,2]", "nothing to guide by"),
     ],
 )

@@ -646,23 +646,13 @@ def test_what_no_model_can_do_is_refused_before_one_is_loaded(message, call):
     assert not printed
 
 
-def test_flags_that_do_not_belong_together(call, folders):
+def test_flags_that_do_not_fit_the_model(call, folders):
     args = ["--pretrained", folders["llada"], "--prompt", "hi"]
     for more, message in (
-        (["--block", 4, "--nfe", 2, 4], "--block is about one text, --nfe asks for a table"),
-        (["--chat", "--sampler", "paper"], "--chat is about one text, --sampler asks for a table"),
-        (
-            ["--max_new_tokens", 4, "--out", "out"],
-            "--max_new_tokens is about one text, --out asks for a table",
-        ),
         (["--dtype", "float12"], "dtype must be a floating-point type"),
         (["--max_new_tokens", 80], "is to have 80 more, the model can read 64"),
     ):
         code, _ = call(*args, *more)
         assert str(code).startswith("error: "), more
         assert message in code
-    code, _ = call("--block", 3)
-    assert "--block is about texts: --pretrained NAME --prompt TEXT" in code
-    code, _ = call("--dtype", "bfloat16")
-    assert "--dtype is of the weights of --pretrained" in code
     assert call(*args, "--dtype", "bfloat16", "--nfe", 1)[0] == 0

@@ -270,14 +270,10 @@ def test_a_resumed_run_continues_its_curves(watched, tmp_path):
     ("args", "message"),
     [
         (["--evaluation.samplers=[eulr]"], "unknown sampler 'eulr'"),
-        (["--evaluation.samplers=[tr_cie(grd=tau)]"], "has no option 'grd'; did you mean grid?"),
         (
             ["--evaluation.samplers=[fhs]", "--model.source=uniform", "--model.network.time=true"],
             "fhs: .* need a masked source, this model has a uniform one",
         ),
-        (["--evaluation.guidance=[2]"], "this network takes no condition"),
-        (["--evaluation.nfes=[0]"], "whole number of at least 1"),
-        (["--evaluation.every_n_validations=-1"], "every_n_validations >= 0"),
         (
             ["--checkpoints.monitor=sampling/error_rate/tr_cie/nfe_5"],
             "logged were: sampling/error_rate/euler/nfe_2",

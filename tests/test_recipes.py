@@ -676,11 +676,7 @@ def test_a_folder_without_code_vectors_has_mixture_rates(copied, capsys):
     [
         ({"rates": "euler"}, "rates must be metric or mixture"),
         ({"dtype": "int8"}, "dtype must be a floating-point type"),
-        ({"dtype": "float31"}, "dtype must be a floating-point type"),
         ({"device_map": "auto"}, "device_map must be one device"),
-        ({"device_map": "meta"}, "device_map must be one device"),
-        ({"dtype": "float8_e4m3fn"}, "dtype must be a floating-point type"),
-        ({"device_map": {"": 0}}, "device_map must be one device"),
     ],
 )
 def test_options_that_are_refused(released, options, said):
@@ -698,8 +694,6 @@ def test_options_that_are_refused(released, options, said):
         ),
         (__file__, "is a file; name the folder"),
         ("", "name a folder, or a model of the hub: owner/model; got ''"),
-        (None, "name a folder, or a model of the hub: owner/model; got None"),
-        (5, "got 5"),
     ],
 )
 def test_names_that_are_refused(name, said, tmp_path, monkeypatch):

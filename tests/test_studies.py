@@ -19,7 +19,7 @@ from conftest import paused
 import tauflow
 from tauflow import files
 from tauflow.denoise.denoiser import Wrapper
-from tauflow.errors import FolderInUse, SettingsError, TauflowError
+from tauflow.errors import SettingsError, TauflowError
 from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale
 from tauflow.evaluation.tables import to_csv
 from tauflow.evaluation.views import Frame, View
@@ -121,27 +121,6 @@ def test_an_interrupted_study_resumes_where_it_stopped(tmp_path):
     found = [(record.factors["nfe"], record.factors["seed"]) for record in results.records]
     assert found == [(8, 0), (8, 1), (16, 0), (16, 1)]
     assert Counting(SETTINGS, stop_at=0).run(tmp_path).records == results.records, "nothing is left to do"
-
-
-def test_a_second_study_in_a_folder_is_refused_while_the_first_one_runs(tmp_path, monkeypatch):
-    """Until its report is written, and at once; then it finds the cells of the first."""
-
-    def try_second(*arguments):
-        with pytest.raises(FolderInUse, match=r"another process is writing to .*; wait for it or choose"):
-            Counting(SETTINGS).run(tmp_path)
-        return []
-
-    class First(Counting):
-        name = "counting"
-
-        def measure(self, factors):
-            try_second()
-            return super().measure(factors)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("tauflow.studies.base.save", try_second)
-        First(SETTINGS).run(tmp_path)
-    assert len(Counting(SETTINGS, stop_at=0).run(tmp_path).records) == 4
 
 
 def test_the_command_says_what_to_do_with_a_folder_in_use_or_damaged(checkpoint, tmp_path):
