@@ -235,11 +235,6 @@ def test_chains_that_sapiens_cannot_read_and_other_judges_are_refused(packages, 
     judge = Sapiens()
     with pytest.raises(SettingsError, match="at most 142 residues, got 143"):
         judge.score(["A" * 143], [0])
-    with pytest.raises(SettingsError, match="one length, got 3 and 4 residues"):
-        judge.score(["AAAA", "AAA"], [0])
-    for places, said in (([0, 3], "got 3"), ([-1], "got -1"), ([], "got none")):
-        with pytest.raises(SettingsError, match=f"from 0 to 2, at least one; {said}"):
-            judge.score(["AAA"], places)
     with pytest.raises(SettingsError, match="judge of heavy chains is sapiens"):
         trained.task.use_judges("gpt2")
 

@@ -89,7 +89,6 @@ SAMPLE_DEVICES = flags(
     ("--devices", 0),
     ("--accelerator", "warp"),
     ("--precision", "16-mixed"),
-    ("--device", "cpu:x"),
 )
 
 SAMPLE_PRETRAINED = [
@@ -104,7 +103,7 @@ SAMPLE_FILES = [
     Bad(("--ckpt", "missing.ckpt"), "missing.ckpt"),
     Bad(("--ckpt", "cut.ckpt"), "cut.ckpt"),
     Bad(("--ckpt", "foreign.ckpt"), "foreign.ckpt"),
-    Bad(("--unconditional", UNIFORM, "--guidance", 2), "countdown_uniform.ckpt"),
+    Bad(("--unconditional", UNIFORM, "--guidance", 2), "another vocabulary, shape or source"),
     Bad(("--unconditional", SHIPPED), "--guidance"),
     Bad(("--out", "file"), "--out"),
     Bad(("--out", "damaged"), "damaged/results.json"),

@@ -576,7 +576,6 @@ def test_a_prompt_of_a_canvas_is_its_condition_in_tables_too(call, gemma, reques
     found = Results.read(out)
     assert [cell.shown.tokens for cell in found.cells] == [cell.shown.tokens for cell in wanted.cells]
     assert "all samples were asked for: w1 w2" in found.notes
-    assert "--prompt or --condition, not both" in call(*args, "--condition", "w3")[0]
 
 
 def test_antibodies_are_measured_by_the_residues_that_are_drawn(call, packages, others, tmp_path):  # noqa: F811

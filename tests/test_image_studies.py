@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import tauflow
-from tauflow.errors import SettingsError, TauflowError
+from tauflow.errors import TauflowError
 from tauflow.evaluation.store import REAL, Cell, Measured, Results, Scale
 from tauflow.evaluation.views import Frame
 from tauflow.networks import UNetConfig
@@ -342,9 +342,5 @@ def test_pages_show_differences_and_findings(tmp_path):
     finding = '<!-- finding folder "Is TR-CIE best? (masked)" -->\n<!-- end -->\n'
     assert "| linear | 8 | euler | 0.6000 ± 0.1000 | no |  |" in filled(finding, tmp_path)
     assert filled(filled(finding, tmp_path), tmp_path) == filled(finding, tmp_path)
-    with pytest.raises(SettingsError, match=r"no finding 'masked'; there are Is TR-CIE best\? \(masked\)"):
-        filled(finding.replace("Is TR-CIE best? (masked)", "masked"), tmp_path)
-    with pytest.raises(SettingsError, match="a folder and the finding"):
-        filled("<!-- finding folder -->\n<!-- end -->\n", tmp_path)
     with pytest.raises(TauflowError, match="no kid_Shades of masked, linear for tweedie"):
         filled(place.format(KID).replace("less=euler", "less=tweedie"), tmp_path)

@@ -137,14 +137,9 @@ def _fabric(arguments: argparse.Namespace) -> "Fabric":
         )
     except Exception as error:  # Lightning raises many kinds
         raise SettingsError(f"cannot compute with {asked}: {error}") from None
-    if fabric.device.type == "cpu":
-        _refuse_on_cpu(arguments)
-    return fabric
-
-
-def _refuse_on_cpu(arguments: argparse.Namespace) -> None:
-    if arguments.precision == "16-mixed":
+    if fabric.device.type == "cpu" and arguments.precision == "16-mixed":
         raise SettingsError("--precision 16-mixed needs a GPU; on a CPU take bf16-mixed or 32-true")
+    return fabric
 
 
 def _announce(request: "Request", results: "Results", arguments: argparse.Namespace) -> None:

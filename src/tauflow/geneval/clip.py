@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tauflow.geneval.pretrained import label_of, loaded, own_device
 from tauflow.geneval.records import COLOURS
-from tauflow.geneval.rules import Detection
+from tauflow.geneval.rules import Detection, GenEvalError
 
 CLIP = "openai/clip-vit-large-patch14"
 BACKGROUND = "#999"  # of an object that is looked at alone
@@ -70,6 +70,11 @@ class ClipScore:
 
     def __call__(self, pictures: Tensor, captions: Sequence[str]) -> Tensor:
         """Return the scores (B,), below 0 too, of pictures uint8 (B, H, W, 3) on their device."""
+        if pictures.dtype != torch.uint8 or pictures.ndim != 4 or pictures.shape[-1] != 3:
+            raise GenEvalError(
+                "a CLIP score is of pictures uint8 (B, H, W, 3) with values 0 to 255, got "
+                f"{pictures.dtype} {tuple(pictures.shape)}"
+            )
         device = self.device or own_device()
         scores = torch.zeros(len(pictures), dtype=torch.float64)
         # samples may be drawn in another precision

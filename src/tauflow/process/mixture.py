@@ -31,8 +31,8 @@ def refuse_bad_law(source: Source) -> None:
     fits = tuple(law.shape) == (source.num_states,) and abs(law.sum().item() - 1) <= 1e-6
     if not fits or not bool((law >= 0 if source.absorbing else law > 0).all()):
         raise SettingsError(
-            f"the law of {source.name} must be {source.num_states} probabilities with the sum 1, above 0 "
-            f"unless it is a mask, got {law.tolist()[:8]}"
+            f"The distribution of {source.name} must be {source.num_states} probabilities with the sum 1, "
+            f"above 0 unless it's a mask, got {law.tolist()[:8]}."
         )
 
 
