@@ -559,7 +559,7 @@ def test_rates_of_a_checkpoint_on_a_metric_path(call, tmp_path):
     for more, expected in (
         (["--out", "mixture"], "rates: mixture there, metric now"),
         (["--rates", "tau"], "rates must be mixture or metric, got 'tau'"),
-        (["--rates", "metric", "--ckpt", SHIPPED], "metric rates need a codebook"),
+        (["--rates", "mixture", "--ckpt", SHIPPED], "drop --rates"),
     ):
         code, _ = call(*args, *more)
         assert expected in code

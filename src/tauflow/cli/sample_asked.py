@@ -3,6 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from tauflow.errors import SettingsError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -66,6 +68,10 @@ def condition(arguments: argparse.Namespace, task: "Task") -> "Tensor | None":
     from tauflow.denoise import DROPPED
 
     if _is_condition(arguments, task):
+        if arguments.condition is not None:
+            raise SettingsError(
+                "--prompt is the condition of this model; give --prompt or --condition, not both"
+            )
         return task.condition(arguments.prompt)
     if arguments.condition is not None:
         return task.condition(arguments.condition)

@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tauflow.cli import sample_asked
 from tauflow.cli.sample_learned import with_learned
@@ -71,7 +71,7 @@ def requested(
     else:
         trained, sha256 = loaded(path, arguments, device)
         if arguments.rates:
-            trained = dataclasses.replace(trained, model=trained.model.with_rates(arguments.rates))
+            trained = _with_rates(trained, arguments.rates)
     _fill_in_sizes(arguments, trained)
     trained = with_learned(trained, path, arguments)
     grid = _grid(arguments, trained, device)
@@ -102,6 +102,18 @@ def _rates(process: "Process") -> str:
     return "mixture" if isinstance(process, Mixture) else process.name
 
 
+def _with_rates(trained: "Trained", rates: str) -> "Trained":
+    """Return a model on a metric path with other rates; refuse them for any other."""
+    from tauflow.process import Metric
+
+    model = trained.model
+    if not isinstance(model.process, Metric):
+        raise SettingsError(
+            f"--rates are of a model on a metric path, which this one ({model.process}) is not; drop --rates"
+        )
+    return dataclasses.replace(trained, model=model.with_rates(cast(Any, rates)))
+
+
 def refuse_unfit(arguments: argparse.Namespace) -> None:
     """Refuse flags that say nothing together, before anything is read."""
     known = [name for name in ("prompt", "infill", "complete") if getattr(arguments, name) is not None]
@@ -109,11 +121,32 @@ def refuse_unfit(arguments: argparse.Namespace) -> None:
         raise SettingsError(f"give --{known[0]} or --{known[1]}, not both")
     if arguments.complete and not arguments.keep:
         raise SettingsError("--complete needs --keep, the part of the picture that is known, such as left")
+    if arguments.keep and not arguments.complete:
+        raise SettingsError("--keep needs --complete PATH, the picture to complete")
+    if arguments.complete and arguments.guidance and not (arguments.condition or arguments.unconditional):
+        raise SettingsError(
+            "--guidance of a completion needs --condition, what to guide to; its class is open"
+        )
     if arguments.task and arguments.ckpt:
         raise SettingsError("give --task, a shipped model, or --ckpt, a checkpoint of your own, not both")
+    if arguments.pretrained:
+        _refuse_unfit_to_pretrained(arguments)
+    elif arguments.dtype:
+        raise SettingsError("--dtype is of the weights of --pretrained; for a checkpoint give --precision")
     if arguments.unconditional and not arguments.guidance:
         raise SettingsError(
             "--unconditional needs --guidance W, how much to guide away from it; 2 is a start"
+        )
+
+
+def _refuse_unfit_to_pretrained(arguments: argparse.Namespace) -> None:
+    """Refuse flags that are about checkpoints."""
+    names = ("ckpt", "task", "classes", "data", "learn_order", "learn_influence", "learn_counts")
+    unfit = [name for name in names if getattr(arguments, name)]
+    if unfit:
+        raise SettingsError(
+            f"--{unfit[0]} is about checkpoints of tauflow; drop it, or drop --pretrained, a model that "
+            "others have trained"
         )
 
 
@@ -191,6 +224,15 @@ def _grid(arguments: argparse.Namespace, trained: "Trained", device: "torch.devi
         unconditional = loaded(arguments.unconditional, arguments, device)[0].model
         if arguments.rates:
             unconditional = unconditional.with_rates(arguments.rates)
+        facts = [
+            (each.process.num_tokens, each.shape, each.process.name)
+            for each in (trained.model, unconditional)
+        ]
+        if facts[0] != facts[1]:
+            raise SettingsError(
+                f"{arguments.unconditional} has another vocabulary, shape or source than the checkpoint; "
+                "guide with one of the same task"
+            )
     prompt, allowed = sample_asked.known(arguments, task)
     if allowed is not None:
         trained = dataclasses.replace(trained, model=trained.model.allowing(allowed))

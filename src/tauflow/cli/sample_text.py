@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 from tauflow.cli.sample_values import numbers, weights
+from tauflow.errors import SettingsError
 from tauflow.samplers import SETS, sampler_from, split_specs
 from tauflow.samplers.api import seeded, whole
 
@@ -51,14 +52,22 @@ def add_text_arguments(group: Any) -> None:
 
 
 def asks_for_text(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> bool:
-    """Return whether a pretrained model is asked for one text and no table."""
+    """Return whether a pretrained model is asked for one text and no table; refuse what is half of each."""
+    own = [name for name in OWN if getattr(arguments, name) not in (None, False)]
     if not arguments.pretrained or arguments.prompt is None:
+        if own:
+            raise SettingsError(f"--{own[0]} is about texts: --pretrained NAME --prompt TEXT; drop it")
         return False
     specs = split_specs(arguments.sampler)
     tables = [name for name in TABLES if getattr(arguments, name) != parser.get_default(name)]
     tables += ["sampler"] if len(specs) != 1 or specs[0].lower() in SETS else []
     tables += ["nfe"] if len(numbers(arguments.nfe, "--nfe")) > 1 else []
     tables += ["guidance"] if len(weights(arguments.guidance)) > 1 else []
+    if own and tables:
+        raise SettingsError(
+            f"--{own[0]} is about one text, --{tables[0]} asks for a table of samplers and budgets; drop one "
+            "of them"
+        )
     if not tables:
         _refuse_early(arguments)
     return not tables

@@ -90,9 +90,12 @@ class Bins:
         if value in ("low", "high"):
             return len(edges) if value == "high" else 0
         try:
-            return int(np.searchsorted(edges, float(value), "right"))
+            number = float(value)
         except ValueError:
             raise self._bad(text) from None
+        if not math.isfinite(number):
+            raise self._bad(text)
+        return int(np.searchsorted(edges, number, "right"))
 
     def _bad(self, text: str) -> SettingsError:
         example = " ".join(f"{name}=high" for name in self.names)
