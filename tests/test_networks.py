@@ -340,6 +340,7 @@ def test_rotary_attention_on_a_grid_depends_on_both_differences():
     torch.testing.assert_close(scores[7, 4], scores[11, 8])  # three columns to the left
     assert (scores[4, 3] - scores[5, 4]).abs() > 0.01  # neighbours in a sequence only
     assert (scores[4, 0] - scores[1, 0]).abs() > 0.01  # above and beside
+    assert (scores[1, 0] - scores[0, 0]).abs() > 0.01  # a column apart
 
 
 def test_a_transformer_on_a_grid_has_the_positions_of_the_grid():

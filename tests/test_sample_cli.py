@@ -216,7 +216,12 @@ def test_prompt_temperature_guidance_and_precision(call, trained, tmp_path):
     prompt = ["--show", 3, "--prompt", "5 4 _ 2", "--temperature", 0.7]
     code, printed = call("--ckpt", best, "--nfe", 4, "--num_samples", 3, *prompt)
     assert code == 0
-    for sample in printed.split("over 3 samples\n\n")[1].split("\n\n")[:3]:
+    samples, warmer = (
+        text.split("over 3 samples\n\n")[1].split("\n\n")[:3]
+        for text in (printed, call("--ckpt", best, "--nfe", 4, "--num_samples", 3, *prompt[:-2])[1])
+    )
+    assert samples != warmer
+    for sample in samples:
         words = [word.strip("!") for word in sample.split()]
         assert (words[0], words[1], words[3]) == ("5", "4", "2")
     small = ["--ckpt", best, "--nfe", 4, "--num_samples", 2]

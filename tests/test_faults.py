@@ -1,0 +1,12 @@
+"""The list of benchmarks/faults.py can't go stale: every fault can be applied, and its tests exist."""
+
+import subprocess
+import sys
+
+from conftest import ROOT
+
+
+def test_every_fault_can_be_applied():
+    command = [sys.executable, str(ROOT / "benchmarks" / "faults.py"), "--check"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
