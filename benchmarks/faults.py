@@ -2,7 +2,7 @@
 
     python benchmarks/faults.py                          # all of them, ten minutes
     python benchmarks/faults.py --jobs 2
-    python benchmarks/faults.py samplers "guidance sign" # those of a package, or by name
+    python benchmarks/faults.py samplers "guidance sign" # a package, or by name
     python benchmarks/faults.py --check                  # is every snippet still there, exactly once?
 
 Each fault replaces one snippet of the source with a broken one. The runner copies the project to a temporary
@@ -55,7 +55,7 @@ class Fault:
 
     @property
     def group(self) -> str:
-        """Return the package that the fault is in; the modules at the top and the integrations are one."""
+        """Return the package of the fault. Modules at the top and the integrations are one group."""
         first = self.file.partition("/")[0]
         return "top" if first.endswith(".py") or first == "integrations" else first
 
@@ -68,7 +68,7 @@ class Fault:
         for node in self.nodes:
             file, _, test = node.partition("::")
             if not (root / file).is_file() or f"def {test}(" not in (root / file).read_text():
-                return f"there is no test {node}"
+                return f"test not found: {node}"
         return ""
 
 
@@ -1012,7 +1012,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", nargs="*", help="names of faults, or of packages; all if there are none")
+    parser.add_argument("name", nargs="*", help="names of faults or packages (default: all)")
     parser.add_argument("--check", action="store_true", help="only check that every fault can be applied")
     parser.add_argument("--jobs", type=int, default=1, help="faults to run at the same time")
     parser.add_argument(
@@ -1025,7 +1025,7 @@ def chosen(names: list[str]) -> list[Fault]:
     """Return the faults with these names or in these packages."""
     known = {fault.name for fault in FAULTS} | {fault.group for fault in FAULTS}
     if unknown := [name for name in names if name not in known]:
-        sys.exit(f"error: unknown fault {unknown[0]!r}; known are {', '.join(sorted(known))}")
+        sys.exit(f"error: unknown fault {unknown[0]!r}. Known are {', '.join(sorted(known))}.")
     return [fault for fault in FAULTS if not names or fault.name in names or fault.group in names]
 
 
@@ -1048,7 +1048,7 @@ def check_baseline(folder: Path, faults: list[Fault]) -> None:
     nodes = list(dict.fromkeys(node for fault in faults for node in fault.nodes))
     begin = time.monotonic()
     if nodes and run_tests(folder, nodes).returncode:
-        sys.exit("error: some of these tests fail without a fault; run them with pytest")
+        sys.exit("error: some of these tests fail without a fault. Run them with pytest.")
     print(
         f"{'no fault':12}{len(nodes)} tests pass without a fault ({time.monotonic() - begin:.0f} s)",
         flush=True,
@@ -1078,7 +1078,7 @@ def run_all(faults: list[Fault], stale: dict[str, str], folders: list[Path]) -> 
 
 
 def tried(fault: Fault, folder: Path) -> tuple[str, str]:
-    """Return what the tests say of a fault, and the first test that failed."""
+    """Return whether the tests catch a fault, and the first test that failed."""
     path = folder / fault.path
     text = path.read_text()
     write(path, text.replace(fault.old, fault.new))
