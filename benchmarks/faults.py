@@ -403,7 +403,7 @@ FAULTS = [
         "most dependent coordinate comes next",
         "theory/orders.py",
         "cost = (matrix[:, chosen] @ near)",
-        "cost = -(matrix[:, chosen] @ near)",
+        "cost = (-matrix[:, chosen] @ near)",
         "test_sampler_beyond.py::test_an_order_is_learned_where_positions_say_nothing",
     ),
     Fault(
