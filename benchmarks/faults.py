@@ -1,9 +1,9 @@
 """Deliberate faults that the tests must catch: a check of the tests, not of the code.
 
-    python benchmarks/faults.py                          # all of them, ten minutes
-    python benchmarks/faults.py --jobs 2
-    python benchmarks/faults.py samplers "guidance sign" # a package, or by name
-    python benchmarks/faults.py --check                  # is every snippet still there, exactly once?
+    python -m benchmarks faults                          # all of them, ten minutes
+    python -m benchmarks faults --jobs 2
+    python -m benchmarks faults samplers "guidance sign" # a package, or by name
+    python -m benchmarks faults --check                  # is every snippet still there, exactly once?
 
 Each fault replaces one snippet of the source with a broken one. The runner copies the project to a temporary
 folder and runs all the tests below without a fault, which must pass. Then, fault by fault, it breaks the
@@ -40,14 +40,14 @@ class Fault:
     """A snippet of a file and its broken replacement, and the tests that must fail with it."""
 
     name: str
-    file: str  # in src/tauflow
+    file: str  # in src/tauflow, or benchmarks/...
     old: str  # occurs exactly once
     new: str
     tests: str  # node ids in tests/, separated by blanks: the fastest ones that fail
 
     @property
     def path(self) -> str:
-        return f"src/tauflow/{self.file}"
+        return self.file if self.file.startswith("benchmarks/") else f"src/tauflow/{self.file}"
 
     @property
     def nodes(self) -> list[str]:
@@ -373,28 +373,28 @@ FAULTS = [
     ),
     Fault(
         "evidence added instead of multiplied",
-        "theory/laws.py",
+        "benchmarks/theory/laws.py",
         "likelihood, by_token).prod(-1)",
         "likelihood, by_token).sum(-1)",
         "test_losses.py::test_masked_bound_is_the_entropy",
     ),
     Fault(
         "jumps of the propagator that never move twice",
-        "theory/propagator.py",
+        "benchmarks/theory/propagator.py",
         "moving = -torch.expm1(-total) / total.clamp(min=1e-300)",
         "moving = torch.exp(-total)",
         "test_sampler_order.py::test_tr_cie_is_second_order_in_law",
     ),
     Fault(
         "quadrature without the length of the step",
-        "theory/local_error.py",
+        "benchmarks/theory/local_error.py",
         "(start + half * (1 + place), half * weight)",
         "(start + half * (1 + place), weight)",
         "test_diagnostics.py::test_order_of_the_local_error",
     ),
     Fault(
         "divergence of rates without its linear part",
-        "theory/path_kl.py",
+        "benchmarks/theory/path_kl.py",
         "return torch.xlogy(a, a / b) - a + b",
         "return torch.xlogy(a, a / b)",
         "test_diagnostics.py::test_path_kl_in_closed_form",
@@ -1103,7 +1103,7 @@ def write(path: Path, text: str) -> None:
 def run_tests(folder: Path, nodes: list[str]) -> subprocess.CompletedProcess[str]:
     """Run tests on the code in a folder, until the first one fails."""
     environment = os.environ | {
-        "PYTHONPATH": str(folder / "src"),
+        "PYTHONPATH": os.pathsep.join([str(folder / "src"), str(folder)]),
         "OMP_NUM_THREADS": "1",
     }
     options = ["-n", "0", "-x", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "--tb=no", "-rfE"]

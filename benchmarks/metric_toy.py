@@ -1,6 +1,6 @@
 """Samplers on a metric path with an exact denoiser: total variation to the data law against NFE.
 
-Two coordinates of 48 codes on a sphere, of which 80 pairs are data. `python benchmarks/metric_toy.py` prints
+Two coordinates of 48 codes on a sphere, of which 80 pairs are data. `python -m benchmarks metric_toy` prints
 a table; `--samplers` takes specs, `--beta` where the tau grids end, `--count` the number of samples, whose
 own total variation to an exact law is about sqrt(80 / (2 pi count)).
 """

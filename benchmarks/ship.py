@@ -1,8 +1,8 @@
 """Make a shipped model of a finished run: weights of 16 bits, the YAML, checksums, and some real pictures.
 
-python benchmarks/ship.py checkpoints/fashion/version_0 configs/fashion.yaml fashion
-python benchmarks/ship.py checkpoints/scenes/version_0 configs/scenes.yaml scenes
-python benchmarks/ship.py checkpoints/molecules/version_0 configs/molecules.yaml molecules
+python -m benchmarks ship checkpoints/fashion/version_0 configs/fashion.yaml fashion
+python -m benchmarks ship checkpoints/scenes/version_0 configs/scenes.yaml scenes
+python -m benchmarks ship checkpoints/molecules/version_0 configs/molecules.yaml molecules
 
 writes NAME.ckpt, NAME.yaml and SHA256SUMS to checkpoints/shipped. Of a run that keeps real pictures,
 pictures.npz holds some, with the classes of validation pictures in turn, so that samples show all of them.

@@ -1,7 +1,7 @@
 """How many files you open to follow one call, and a few measures of the code.
 
-    python benchmarks/walks.py            # two tables, about two minutes
-    python benchmarks/walks.py --files    # also the names of the files
+    python -m benchmarks walks            # two tables, about two minutes
+    python -m benchmarks walks --files    # also the names of the files
 
 A file is crossed by a call if one of its functions runs; what runs while modules are imported doesn't count.
 Each walk runs in its own process, in a temporary folder, with the smallest settings that do all steps.
@@ -56,7 +56,7 @@ def prepare_sample() -> Callable[[], Any]:
 
 
 def prepare_study() -> Callable[[], Any]:
-    from tauflow.studies.__main__ import main as study
+    from benchmarks.studies.command import main as study
 
     return lambda: study(["countdown", "--smoke", "--out", "study", "--no_progress"])
 

@@ -19,6 +19,7 @@ torch.set_num_threads(1)  # pytest uses every core already, one process each
 
 # one thread: the runs are tiny, and several may go at once
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"}
+ENV["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # for benchmarks
 
 TINY = [
     *("-c", str(ROOT / "configs" / "countdown.yaml"), "-c", str(ROOT / "configs" / "smoke.yaml")),
@@ -89,7 +90,8 @@ def paused(command: list[str], written: Path, cwd: Path, **options) -> subproces
 
     However slow this process is, the command is then in the middle; signals reach it after SIGCONT.
     """
-    environment = ENV | {"PYTHONPATH": str(ROOT / "tests" / "pausing"), "PAUSE_AT": str(written)}
+    paths = os.pathsep.join([str(ROOT / "tests" / "pausing"), ENV["PYTHONPATH"]])
+    environment = ENV | {"PYTHONPATH": paths, "PAUSE_AT": str(written)}
     process = subprocess.Popen(command, cwd=cwd, env=environment, preexec_fn=_hear_interrupts, **options)
     state = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     assert state is not None

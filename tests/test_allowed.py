@@ -5,10 +5,10 @@ import torch
 from helpers import Small, allowed, distance, empirical, metric, mixtures, process_named
 
 import tauflow
+from benchmarks.theory.laws import EnumerableLaw
 from tauflow import Model
 from tauflow.errors import SamplingError
 from tauflow.samplers import SAMPLERS, sampler_from
-from tauflow.theory.laws import EnumerableLaw
 
 V, B, D = 5, 3, 12
 ORDER = (7 * torch.arange(D)) % D

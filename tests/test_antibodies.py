@@ -19,6 +19,9 @@ from language_models import drawn
 from torch.nn.functional import gelu, layer_norm
 
 import tauflow
+from benchmarks.studies.antibodies import Antibodies
+from benchmarks.studies.base import Settings
+from benchmarks.studies.command import main
 from tauflow.errors import CheckpointError, SettingsError
 from tauflow.evaluation.store import Results
 from tauflow.recipes.antibodies import (
@@ -34,9 +37,6 @@ from tauflow.recipes.antibodies.metrics import PairwiseIdentity, Recovery, Valid
 from tauflow.recipes.antibodies.task import designed
 from tauflow.recipes.folders import folder_of
 from tauflow.recipes.loading import RECIPES
-from tauflow.studies.__main__ import main
-from tauflow.studies.antibodies import Antibodies
-from tauflow.studies.base import Settings
 
 WIDTH, INNER, HEADS, LAYERS, IDS = 16, 24, 2, 2, 25
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"ACDEFGHIKLMNPQRSTVWY"]

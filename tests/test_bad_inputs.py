@@ -14,9 +14,9 @@ import pytest
 import torch
 from conftest import ROOT, TINY
 
+import benchmarks.studies.command
 import tauflow.cli.sample
 import tauflow.cli.train
-import tauflow.studies.__main__
 
 SHIPPED = ROOT / "checkpoints" / "shipped" / "countdown_masked.ckpt"
 UNIFORM = SHIPPED.with_name("countdown_uniform.ckpt")
@@ -35,7 +35,7 @@ def train(*words):
 
 
 def study(*words):
-    tauflow.studies.__main__.main([*map(str, words)])
+    benchmarks.studies.command.main([*map(str, words)])
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ GROUPS = {
     "`train.py`: optimizer, trainer, checkpoints": (train, LITTLE, TRAIN_OPTIMIZER),
     "`train.py`: task and network": (train, LITTLE, TRAIN_TASK),
     "`train.py`: evaluation": (train, LITTLE, TRAIN_EVALUATION),
-    "`python -m tauflow.studies`": (study, (), STUDIES),
+    "`python -m benchmarks`": (study, (), STUDIES),
 }
 """{group: (entry point, words before the bad ones, bad inputs)}"""
 

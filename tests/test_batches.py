@@ -13,11 +13,11 @@ from helpers import SOURCES, mixture
 from torch import Tensor
 
 import tauflow
+from benchmarks.theory.observers import Events, Positivity
 from tauflow import Model
 from tauflow.errors import BadLogits, SamplingError
 from tauflow.samplers import SAMPLERS
 from tauflow.samplers.leaping import LeapingOptions
-from tauflow.theory.observers import Events, Positivity
 
 V, B, D = 6, 7, 10
 NFE = 6

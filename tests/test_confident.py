@@ -16,6 +16,8 @@ from test_generate import Spelling
 
 import tauflow
 import tauflow.cli.sample
+from benchmarks.studies.laws import JointTask, exact
+from benchmarks.theory.laws import EnumerableLaw
 from tauflow import Model, Trained
 from tauflow.cli.sample_help import epilog
 from tauflow.errors import SamplingError
@@ -26,8 +28,6 @@ from tauflow.recipes import pretrained
 from tauflow.samplers import SAMPLERS, SETS, sampler_from
 from tauflow.samplers.docs import options_table
 from tauflow.samplers.spec import recommended
-from tauflow.studies.laws import JointTask, exact
-from tauflow.theory.laws import EnumerableLaw
 
 MASKED = mixture("masked", 3)
 LAW = EnumerableLaw.random(num_tokens=3, length=3, spread=1.5)

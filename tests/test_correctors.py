@@ -13,12 +13,12 @@ from helpers import Small, allowed, distance, draw, empirical, metric, mixture
 from torch.nn.functional import one_hot
 
 import tauflow
+from benchmarks.theory.laws import EnumerableLaw
+from benchmarks.theory.propagator import Propagator
 from tauflow import Masked, Mixture, Model
 from tauflow.errors import SamplingError
 from tauflow.samplers import sampler_from
 from tauflow.samplers.gibbs import conditional
-from tauflow.theory.laws import EnumerableLaw
-from tauflow.theory.propagator import Propagator
 
 V, D = 2, 3
 LAW = EnumerableLaw.random(V, D, spread=1.5)

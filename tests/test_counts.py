@@ -13,14 +13,14 @@ from conftest import sample_here
 from helpers import allowed, distance, empirical, mixture
 
 import tauflow
+from benchmarks.studies.command import main
+from benchmarks.theory.laws import EnumerableLaw
 from tauflow import Model
 from tauflow.denoise import LearnedCounts
 from tauflow.errors import SamplingError
 from tauflow.samplers.extrapolation import extrapolated
 from tauflow.samplers.reveal import Reveal
-from tauflow.studies.__main__ import main
 from tauflow.theory import counts, orders
-from tauflow.theory.laws import EnumerableLaw
 
 # Rules
 

@@ -12,14 +12,14 @@ from helpers import SOURCES, Small, mixture
 from torch import Tensor
 
 import tauflow
+from benchmarks.theory.local_error import LocalErrors
+from benchmarks.theory.observers import Positivity, Proxies
 from tauflow import Model
 from tauflow.denoise import CallableDenoiser, SplitDenoiser
 from tauflow.errors import BadLogits, SamplingError
 from tauflow.samplers import SAMPLERS, Sampler, State, StepInfo
 from tauflow.samplers.draws import categorical
 from tauflow.samplers.grids import Grid, make_grid
-from tauflow.theory.local_error import LocalErrors
-from tauflow.theory.observers import Positivity, Proxies
 
 V, B, D = 5, 3, 12
 NFE = 7

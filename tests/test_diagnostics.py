@@ -12,15 +12,15 @@ import torch
 from helpers import SOURCES, mixture
 
 import tauflow
+from benchmarks.theory.laws import EnumerableLaw
+from benchmarks.theory.local_error import LocalErrors, local_error
+from benchmarks.theory.observers import Events, HammingDrift, Positivity, Proxies
+from benchmarks.theory.path_kl import TargetPaths, kl_decomposition, terminal_kl
+from benchmarks.theory.propagator import Propagator, slope
 from tauflow import Model
 from tauflow.errors import SamplingError
 from tauflow.samplers import SAMPLERS, Problem, State, StepInfo
 from tauflow.samplers.grids import Grid
-from tauflow.theory.laws import EnumerableLaw
-from tauflow.theory.local_error import LocalErrors, local_error
-from tauflow.theory.observers import Events, HammingDrift, Positivity, Proxies
-from tauflow.theory.path_kl import TargetPaths, kl_decomposition, terminal_kl
-from tauflow.theory.propagator import Propagator, slope
 
 LAW = EnumerableLaw.random(num_tokens=3, length=3, spread=1.5)
 SMALL = EnumerableLaw.random(num_tokens=2, length=3, spread=1.5)

@@ -14,10 +14,10 @@ import yaml
 from conftest import ENV, ROOT
 from forked import run_script
 
+from benchmarks.pages import filled
 from tauflow.cli.sample_arguments import parser
 from tauflow.cli.train import train
 from tauflow.samplers import docs
-from tauflow.studies.pages import filled
 
 DOCS = ROOT / "docs"
 PAGES = sorted(
@@ -183,7 +183,7 @@ WITH_NUMBERS = [
 @pytest.mark.parametrize("page", WITH_NUMBERS, ids=name_of)
 def test_tables_of_numbers_are_those_of_the_result_files(page):
     text = page.read_text()
-    assert filled(text, page.parent) == text, f"run: python -m tauflow.studies.pages {name_of(page)}"
+    assert filled(text) == text, f"run: python -m benchmarks pages {name_of(page)}"
 
 
 def test_the_table_of_options_comes_from_the_samplers():

@@ -5,24 +5,24 @@ import math
 import pytest
 import torch
 
-from tauflow.evaluation.store import REAL, Cell, Measured, Results, Scale
-from tauflow.evaluation.views import Frame
-from tauflow.samplers import sampler_from
-from tauflow.seeds import generator_for
-from tauflow.studies.base import Settings, records
-from tauflow.studies.bigrams import BigramTask
-from tauflow.studies.correctors import Correctors, constant, early
-from tauflow.studies.frontier import Frontier, Point, excess, excess_table, matched
-from tauflow.studies.laws import ChainTask, exact
-from tauflow.studies.overview import revealed_in
-from tauflow.studies.subjects import Diverse, with_learned
-from tauflow.studies.transitions import (
+from benchmarks.studies.base import Settings, records
+from benchmarks.studies.bigrams import BigramTask
+from benchmarks.studies.correctors import Correctors, constant, early
+from benchmarks.studies.frontier import Frontier, Point, excess, excess_table, matched
+from benchmarks.studies.laws import ChainTask, exact
+from benchmarks.studies.overview import revealed_in
+from benchmarks.studies.subjects import Diverse, with_learned
+from benchmarks.studies.transitions import (
     SupportViolations,
     TransitionDivergence,
     TransitionEntropy,
     TransitionTotalVariation,
 )
-from tauflow.theory.laws import Chain, transition_counts
+from benchmarks.theory.laws import Chain, transition_counts
+from tauflow.evaluation.store import REAL, Cell, Measured, Results, Scale
+from tauflow.evaluation.views import Frame
+from tauflow.samplers import sampler_from
+from tauflow.seeds import generator_for
 
 
 def point(entropy: float, quality: float, temperature: float = 1.0, errors=(0.0, 0.0)) -> Point:

@@ -16,6 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_models import save_clip, save_mask2former
 
+from benchmarks.studies.command import main
 from tauflow.geneval import (
     CLASSES,
     COLOURS,
@@ -32,7 +33,6 @@ from tauflow.geneval import (
     summarise,
     write_folder,
 )
-from tauflow.studies.__main__ import main
 
 MIDDLE = (10.0, 10.0, 12.0, 12.0)
 

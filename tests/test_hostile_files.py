@@ -28,6 +28,7 @@ from language_models import ESM, LLADA, LLADA_NAMES, SETTINGS, esm_weights, llam
 from torch import nn
 
 import tauflow
+from benchmarks.studies.command import main as study
 from tauflow.cli.sample import sample
 from tauflow.cli.train import train
 from tauflow.errors import CheckpointError, SamplingError, SettingsError, TauflowError
@@ -35,7 +36,6 @@ from tauflow.networks import TransformerConfig
 from tauflow.networks.base import weights_of
 from tauflow.recipes import convert
 from tauflow.samplers import sample as draw
-from tauflow.studies.__main__ import main as study
 from tauflow.tasks import Countdown, Text
 from tauflow.theory import orders
 from tauflow.train import DFMModule

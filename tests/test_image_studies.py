@@ -11,18 +11,18 @@ from PIL import Image
 from torch import Tensor, nn
 
 import tauflow
+from benchmarks.pages import filled
+from benchmarks.studies import STUDIES
+from benchmarks.studies.base import records
+from benchmarks.studies.command import main
+from benchmarks.studies.image_orders import orders
+from benchmarks.studies.image_schedules import verdict
+from benchmarks.studies.paired import with_differences
 from tauflow.errors import TauflowError
 from tauflow.evaluation.store import REAL, Cell, Measured, Results, Scale
 from tauflow.evaluation.views import Frame
 from tauflow.networks import UNetConfig
 from tauflow.process import source_from
-from tauflow.studies import STUDIES
-from tauflow.studies.__main__ import main
-from tauflow.studies.base import records
-from tauflow.studies.image_orders import orders
-from tauflow.studies.image_schedules import verdict
-from tauflow.studies.pages import filled
-from tauflow.studies.paired import with_differences
 from tauflow.tasks import Images
 from tauflow.train import Trained
 
@@ -67,14 +67,14 @@ def models(tmp_path, monkeypatch):
         network.conditions = task.conditions
         return Trained(tauflow.Model(network, process, task.shape, channels=task.channels), task)
 
-    monkeypatch.setattr("tauflow.studies.base.load", load)
+    monkeypatch.setattr("benchmarks.studies.base.load", load)
     return make
 
 
 @pytest.fixture
 def no_figure(monkeypatch):
     """Draw nothing, which takes longer than to measure it."""
-    monkeypatch.setattr("tauflow.studies.report.panels_figure", lambda *arguments: Figure())
+    monkeypatch.setattr("benchmarks.studies.report.panels_figure", lambda *arguments: Figure())
 
 
 def run(name, *words, out, ckpt):
@@ -274,8 +274,8 @@ def run_orders(checkpoint, out, *words):
 @pytest.mark.usefixtures("no_figure")
 def test_an_order_is_measured_by_tauflow_nll(models, tmp_path, monkeypatch):
     """By hand: the same items and seeds with channels that are said to be apart."""
+    from benchmarks.studies import base
     from tauflow.evaluation.measure import Sampling
-    from tauflow.studies import base
 
     checkpoint = models("masked", tokens="decorrelated")
     results = run_orders(checkpoint, tmp_path / "out", "--nfes", "8", "--nll_items", "3")

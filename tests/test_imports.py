@@ -18,7 +18,6 @@ LAYERS = [
     ("tasks", "networks"),
     "train",
     ("evaluation", "recipes", "integrations"),
-    "studies",
     "cli",
 ]
 """Each may import those before it; what stands beside the packages may be imported by all."""
@@ -26,8 +25,7 @@ RANK = {
     name: rank for rank, names in enumerate(LAYERS) for name in ([names] if isinstance(names, str) else names)
 }
 HEAVY = {"lightning", "transformers", "datasets", "tokenizers", "torchmetrics", "tensorboard", "matplotlib"}
-MAY_BE_HEAVY = {"tasks", "train", "evaluation", "recipes", "integrations", "studies", "cli"}
-ENTRY = {"tauflow.studies.__main__"}  # `python -m tauflow.studies` calls the command line
+MAY_BE_HEAVY = {"tasks", "train", "evaluation", "recipes", "integrations", "cli"}
 
 MODULES = {
     ".".join(("tauflow", *path.relative_to(SRC).with_suffix("").parts)).removesuffix(".__init__"): path
@@ -75,9 +73,7 @@ def layer(module: str) -> str:
     return parts[1] if len(parts) > 1 else ""
 
 
-@pytest.mark.parametrize(
-    "module", sorted(name for name in MODULES if layer(name) in RANK and name not in ENTRY)
-)
+@pytest.mark.parametrize("module", sorted(name for name in MODULES if layer(name) in RANK))
 def test_layers(module):
     own = RANK[layer(module)]
     wrong = [
@@ -114,7 +110,7 @@ def loaded_by(code: str) -> set[str]:
 
 
 def test_imports_are_light():
-    assert loaded_by("import tauflow, tauflow.theory.observers, tauflow.networks") == set()
+    assert loaded_by("import tauflow, benchmarks.theory.observers, tauflow.networks") == set()
 
 
 def test_public_names_exist():

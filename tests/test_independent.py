@@ -10,14 +10,14 @@ from helpers import allowed, distance, draw, empirical, mixture, near
 from torch import Tensor
 
 import tauflow
+from benchmarks.studies.laws import CopyTask, exact, laws
+from benchmarks.theory.laws import EnumerableLaw
 from tauflow import Masked, Mixture, Model, Uniform
 from tauflow.errors import SamplingError
 from tauflow.samplers import sampler_from
 from tauflow.samplers.independent import correlations, independent_ranks
-from tauflow.studies.laws import CopyTask, exact, laws
 from tauflow.theory import influence
 from tauflow.theory.countdown import violations
-from tauflow.theory.laws import EnumerableLaw
 
 D, V = 32, 8
 LAW = EnumerableLaw.random(num_tokens=3, length=4, spread=1.5)

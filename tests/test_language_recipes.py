@@ -14,13 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch.utils.tensorboard import SummaryWriter
 
 import tauflow
+from benchmarks.studies.base import Settings
+from benchmarks.studies.models import Text
 from tauflow.errors import CheckpointError, SettingsError
 from tauflow.evaluation.tensorboard import write_cells
 from tauflow.recipes import RECIPES, pretrained
 from tauflow.recipes.language import IdNetwork, Ids, unprompted
 from tauflow.samplers import SAMPLERS, Prompt, sampler_from
-from tauflow.studies.base import Settings
-from tauflow.studies.models import Text
 
 D = 10
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "the", "cat", "dog", "##s", "sat", "on"]

@@ -13,14 +13,14 @@ import torch
 from helpers import Small, empirical, mixture
 
 import tauflow
+from benchmarks.theory.laws import EnumerableLaw
+from benchmarks.theory.propagator import PROPAGATED, Propagator
 from tauflow import Model
 from tauflow.errors import SamplingError
 from tauflow.samplers import SAMPLERS, sampler_from
 from tauflow.samplers.draws import categorical
 from tauflow.samplers.likelihood import no_likelihood
 from tauflow.samplers.tweedie import Tweedie
-from tauflow.theory.laws import EnumerableLaw
-from tauflow.theory.propagator import PROPAGATED, Propagator
 
 PROCESS = mixture("masked", 3, "quadratic")
 LAW = EnumerableLaw.random(num_tokens=3, length=4, spread=1.5)

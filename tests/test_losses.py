@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
+from benchmarks.theory.laws import EnumerableLaw
 from tauflow import Marginal, Masked, Mixture, Uniform
 from tauflow.process import spread_kappas
 from tauflow.tasks.countdown import CountdownItems
 from tauflow.theory import countdown
-from tauflow.theory.laws import EnumerableLaw
 from tauflow.train.losses import stratified_mean
 
 

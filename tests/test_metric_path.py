@@ -15,6 +15,8 @@ from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
 import tauflow
+from benchmarks.theory.laws import EnumerableLaw
+from benchmarks.theory.propagator import Propagator, slope
 from tauflow import Beta, Codebook, Metric, Mixture, Model, Process, Uniform
 from tauflow.errors import SamplingError, SettingsError
 from tauflow.networks import TransformerConfig
@@ -22,8 +24,6 @@ from tauflow.process import SOURCES, source_from
 from tauflow.process.noise import Redrawn
 from tauflow.samplers import SAMPLERS, sampler_from
 from tauflow.tasks import Countdown, DataFacts
-from tauflow.theory.laws import EnumerableLaw
-from tauflow.theory.propagator import Propagator, slope
 from tauflow.train import DFMModule, load
 
 V = 5

@@ -10,11 +10,11 @@ import torch
 from helpers import Small, equal_counts, mixture, near
 
 import tauflow
+from benchmarks.theory.laws import EnumerableLaw
 from tauflow import Masked, Mixture, Model, Uniform
 from tauflow.denoise import CountingDenoiser
 from tauflow.errors import SamplingError
 from tauflow.samplers import SAMPLERS
-from tauflow.theory.laws import EnumerableLaw
 
 V, B, D = 5, 3, 12
 PROCESS = Mixture(Masked(V), "linear")

@@ -5,14 +5,14 @@ import dataclasses
 import pytest
 from conftest import ROOT, train_here
 
+from benchmarks.studies import STUDIES
+from benchmarks.studies.base import Settings
+from benchmarks.studies.molecules import SCAFFOLDS, chains_of, enough_table
+from benchmarks.studies.moses_rows import MOSES, PUBLISHED
 from tauflow.errors import SettingsError
 from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale
 from tauflow.evaluation.views import Frame
 from tauflow.moses import canonical
-from tauflow.studies import STUDIES
-from tauflow.studies.base import Settings
-from tauflow.studies.molecules import SCAFFOLDS, chains_of, enough_table
-from tauflow.studies.moses_rows import MOSES, PUBLISHED
 from tauflow.tasks import Molecules
 
 FILE = ROOT / "tests" / "data" / "molecules.smi"
@@ -100,7 +100,7 @@ def test_a_lower_temperature_is_another_law(run):
 
 
 def test_scaffolds_are_fixed_in_all_samples(run, monkeypatch):
-    from tauflow.studies import models
+    from benchmarks.studies import models
 
     seen = []
     plain = models.measure_cell
@@ -138,7 +138,7 @@ def test_side_chains_are_shorter_in_a_vocabulary_with_merges(tmp_path, monkeypat
     first, second = chains_of(task)
     assert first == pytest.approx(10 * share, abs=1)
     assert second == pytest.approx(8 * share, abs=1)
-    monkeypatch.setattr("tauflow.studies.molecules.CHAINS", (10, 3))
+    monkeypatch.setattr("benchmarks.studies.molecules.CHAINS", (10, 3))
     assert chains_of(task) == [first, 2]
     lost = Molecules(moses=False, length=44, token_names=task.token_names, merges=120)
     with pytest.raises(SettingsError, match=r"with merges needs real molecules. Pass --data files"):
@@ -147,7 +147,7 @@ def test_side_chains_are_shorter_in_a_vocabulary_with_merges(tmp_path, monkeypat
 
 def test_scaffolds_that_do_not_fit_are_refused(checkpoint, monkeypatch):
     study = STUDIES["molecule_scaffolds"](dataclasses.replace(TINY, checkpoints=(checkpoint,)))
-    monkeypatch.setattr("tauflow.studies.molecules.CHAINS", (30, 20))
+    monkeypatch.setattr("benchmarks.studies.molecules.CHAINS", (30, 20))
     with pytest.raises(
         SettingsError, match=r"molecule_scaffolds has _+c1ccc\(_+\)cc1, but the text takes 60 t"
     ):

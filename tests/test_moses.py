@@ -1,7 +1,7 @@
 """The metrics of MOSES, properties and drawings of molecules.
 
 The numbers of REFERENCE are those of the reference implementation, molsets 0.3.1, of the same molecules:
-`python benchmarks/moses_reference.py` prints them.
+`python -m benchmarks moses_reference` prints them.
 """
 
 import math

@@ -68,8 +68,8 @@ def keys_of(config: dict, before: str = "") -> list[str]:
 
 def study() -> dict[str, str]:
     """Return a digest of what the smallest study records of each cell; it records no times."""
+    from benchmarks.studies.command import main
     from tauflow.evaluation.store import Results
-    from tauflow.studies.__main__ import main
 
     with tempfile.TemporaryDirectory() as folder:
         printed(main, "countdown", "--smoke", "--out", folder, "--no_progress")

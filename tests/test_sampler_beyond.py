@@ -16,6 +16,8 @@ from helpers import SOURCES, allowed, distance, draw, empirical, mixture
 from test_sampler_contract import Rows
 
 import tauflow
+from benchmarks.theory.laws import EnumerableLaw
+from benchmarks.theory.propagator import Propagator, slope
 from tauflow import Masked, Mixture, Model, Uniform, schedule_from
 from tauflow.denoise import CallableDenoiser
 from tauflow.errors import SamplingError
@@ -28,8 +30,6 @@ from tauflow.samplers.spacing import farthest_ranks, shifted, spaced_ranks
 from tauflow.samplers.walks import RASTER, hilbert, walk_of
 from tauflow.theory import orders
 from tauflow.theory.countdown import posterior, violations
-from tauflow.theory.laws import EnumerableLaw
-from tauflow.theory.propagator import Propagator, slope
 
 STRONG = EnumerableLaw.random(num_tokens=2, length=4, spread=1.5)
 RANKS = torch.tensor([2, 0, 3, 1])

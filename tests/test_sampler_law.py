@@ -23,6 +23,8 @@ from helpers import (
 )
 
 import tauflow
+from benchmarks.theory.laws import EnumerableLaw
+from benchmarks.theory.propagator import PROPAGATED, Propagator
 from tauflow import Masked, Mixture, Model
 from tauflow.denoise import CallableDenoiser
 from tauflow.samplers import SAMPLERS, Visit, sampler_from
@@ -30,8 +32,6 @@ from tauflow.samplers.draws import categorical
 from tauflow.samplers.leap import Clamp, Rule, Term, intensities, leap
 from tauflow.samplers.leaping import LeapingOptions
 from tauflow.theory.countdown import posterior, violations
-from tauflow.theory.laws import EnumerableLaw
-from tauflow.theory.propagator import PROPAGATED, Propagator
 
 V, D = 3, 2
 LAW = EnumerableLaw.random(num_tokens=V, length=D, spread=1.0, seed=1)

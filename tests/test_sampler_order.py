@@ -9,12 +9,12 @@ import pytest
 import torch
 from helpers import SOURCES, distance, metric, mixture
 
+from benchmarks.theory.laws import EnumerableLaw
+from benchmarks.theory.propagator import Propagator, slope
 from tauflow.denoise import CallableDenoiser, Model
 from tauflow.samplers import SAMPLERS, Problem, State, Visit
 from tauflow.samplers.grids import Grid
 from tauflow.samplers.leap import intensities
-from tauflow.theory.laws import EnumerableLaw
-from tauflow.theory.propagator import Propagator, slope
 
 WEAK = EnumerableLaw.random(num_tokens=2, length=3, spread=0.2)
 STRONG = EnumerableLaw.random(num_tokens=2, length=3, spread=1.5)

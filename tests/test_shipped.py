@@ -180,7 +180,7 @@ def test_tr_cie_beats_euler_on_the_uniform_model():
 @pytest.mark.slow
 def test_the_recommended_sampler_beats_tr_cie_on_the_masked_model():
     """At NFE 16, by more than three standard errors of the difference: 6.5 % against 0.3 % in
-    docs/results/countdown.
+    benchmarks/results/countdown.
     """
     trained = tauflow.load(SHIPPED / "countdown_masked.ckpt")
     rates = error_rates(trained, "tr_cie,auto", [16], 16)
@@ -194,7 +194,7 @@ def test_the_recommended_sampler_beats_tr_cie_on_the_masked_model():
     [("masked", "best_learned", "spaced_even", 0.5), ("uniform", "renoise", "bridge_systematic", 0.75)],
 )
 def test_the_recommended_sampler_beats_what_was_recommended_before(source, auto, before, share):
-    """At NFE 8. With 512 samples the shares are 0.1 and 0.5 (docs/results/goal); the errors of 24 samples are
+    """At NFE 8. With 512 samples the shares are 0.1 and 0.5 (benchmarks/results/goal); the errors of 24 are
     a third of the value that is compared with, at most."""
     trained = tauflow.load(SHIPPED / f"countdown_{source}.ckpt")
     rates = error_rates(trained, f"{before},auto", [8], 24)

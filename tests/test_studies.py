@@ -17,6 +17,16 @@ import torch
 from conftest import paused
 
 import tauflow
+from benchmarks.pages import filled
+from benchmarks.studies import STUDIES
+from benchmarks.studies.base import Settings, Study, records
+from benchmarks.studies.beyond import Laws, variants
+from benchmarks.studies.bigrams import Bigrams
+from benchmarks.studies.command import main, parser, settings_from
+from benchmarks.studies.models import tr_cie_variants
+from benchmarks.studies.report import save, to_markdown
+from benchmarks.studies.subjects import OnLawsAndModels
+from benchmarks.studies.theory import with_schedule
 from tauflow import files
 from tauflow.denoise.denoiser import Wrapper
 from tauflow.errors import SettingsError, TauflowError
@@ -25,21 +35,11 @@ from tauflow.evaluation.tables import to_csv
 from tauflow.evaluation.views import Frame, View
 from tauflow.process import schedule_from
 from tauflow.samplers import sampler_from
-from tauflow.studies import STUDIES, pages
-from tauflow.studies.__main__ import main, parser, settings_from
-from tauflow.studies.base import Settings, Study, records
-from tauflow.studies.beyond import Laws, variants
-from tauflow.studies.bigrams import Bigrams
-from tauflow.studies.models import tr_cie_variants
-from tauflow.studies.pages import filled
-from tauflow.studies.report import save, to_markdown
-from tauflow.studies.subjects import OnLawsAndModels
-from tauflow.studies.theory import with_schedule
 from tauflow.tasks.settings import parsed
 from tauflow.train import SHIPPED
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "docs" / "results"
+RESULTS = ROOT / "benchmarks" / "results"
 FILES = ["figure.png", "results.csv", "results.json", "results.md"]
 FOLDERS = sorted(
     path.parent for path in RESULTS.rglob("results.json") if Results.read(path.parent).name in STUDIES
@@ -134,9 +134,6 @@ def test_the_command_says_what_to_do_with_a_folder_in_use_or_damaged(checkpoint,
     (tmp_path / "results.json").write_text("{")
     with pytest.raises(SystemExit, match=r"^error: .*results\.json holds no results .*; remove it to start"):
         main(words)
-    (tmp_path / "page.md").write_text("<!-- table . masked error_rate -->\n<!-- end -->\n")
-    with pytest.raises(SystemExit, match=r"^error: .*results\.json holds no results .*; remove it to start"):
-        pages.main([str(tmp_path / "page.md")])
 
 
 @pytest.mark.parametrize("full", ["results.json", "figure.png"])
@@ -176,7 +173,7 @@ def test_a_signal_keeps_finished_cells_and_says_how_to_resume(sent, code, tmp_pa
     """The command stops itself after its first cell, so it cannot end before the signal comes."""
     out = tmp_path / "out"
     words = ["order", "--nfes", "8,16", "--samplers", "euler,tr", "--out", str(out), "--no_progress"]
-    command = [sys.executable, "-m", "tauflow.studies", *words]
+    command = [sys.executable, "-m", "benchmarks", *words]
     process = paused(command, out / "results.json", tmp_path, stderr=subprocess.PIPE, text=True)
     process.send_signal(sent)
     process.send_signal(signal.SIGCONT)
@@ -390,15 +387,15 @@ def test_settings_of_the_data_are_words_of_the_command_line():
 
 
 GUIDES = [ROOT / "docs" / name for name in ("antibodies.md", "choosing-a-sampler.md", "conditions.md")]
-PAGES = sorted([*RESULTS.glob("*.md"), *GUIDES, ROOT / "README.md"])
+PAGES = sorted([*(ROOT / "docs" / "results").glob("*.md"), *GUIDES, ROOT / "README.md"])
 
 
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page.exists()], ids=lambda page: str(page.relative_to(ROOT))
 )
 def test_pages_show_the_committed_numbers(page):
-    """Written anew with `python -m tauflow.studies.pages PAGE`."""
-    assert filled(page.read_text(), page.parent) == page.read_text()
+    """Written anew with `python -m benchmarks pages PAGE`."""
+    assert filled(page.read_text()) == page.read_text()
 
 
 def test_a_page_with_an_old_number_is_found(tmp_path):
@@ -428,7 +425,7 @@ def test_a_row_of_a_page_may_be_a_spec(tmp_path):
 def test_committed_files_belong_together(folder):
     """Written anew with `save(STUDIES[results.name], results, folder)`."""
     results = Results.read(folder)
-    assert set(FILES) <= {path.name for path in folder.iterdir()}
+    assert set(FILES[1:]) <= {path.name for path in folder.iterdir()}  # figures are in the docs
     assert (folder / "results.csv").read_text() == to_csv(results)
     assert (folder / "results.md").read_text() == to_markdown(STUDIES[results.name], results)
 
@@ -458,7 +455,7 @@ def resumable(folder: Path) -> bool:
     "folder", [folder for folder in FOLDERS if resumable(folder)], ids=lambda folder: folder.name
 )
 def test_the_command_of_committed_results_has_nothing_left_to_do(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("tauflow.studies.base.save", lambda *arguments: [])
+    monkeypatch.setattr("benchmarks.studies.base.save", lambda *arguments: [])
     results = Results.read(folder)
     results.save(tmp_path)
     arguments = parser().parse_args(shlex.split(results.commands[-1])[3:])

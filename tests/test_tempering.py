@@ -7,11 +7,11 @@ import pytest
 import torch
 from helpers import Small, distance, mixture
 
+from benchmarks.theory.laws import EnumerableLaw
+from benchmarks.theory.propagator import Propagator
 from tauflow import Model
 from tauflow.denoise.denoiser import TemperedDenoiser
 from tauflow.samplers.base import Problem
-from tauflow.theory.laws import EnumerableLaw
-from tauflow.theory.propagator import Propagator
 
 NOISE = ["uniform", "marginal"]
 COLD = 0.5

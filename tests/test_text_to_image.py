@@ -8,14 +8,14 @@ from PIL import Image
 from torch import nn
 
 import tauflow
+from benchmarks.studies import STUDIES
+from benchmarks.studies.base import Settings, records
+from benchmarks.studies.command import main
+from benchmarks.studies.text_to_image import CHOICE_PROMPTS
 from tauflow.errors import SettingsError
 from tauflow.evaluation.store import REAL, Cell, Measured, Results, Scale
 from tauflow.networks import TransformerConfig
 from tauflow.process import Metric, source_from
-from tauflow.studies import STUDIES
-from tauflow.studies.__main__ import main
-from tauflow.studies.base import Settings, records
-from tauflow.studies.text_to_image import CHOICE_PROMPTS
 from tauflow.tasks import Countdown, Scenes
 from tauflow.train import Trained
 
@@ -51,8 +51,8 @@ def models(tmp_path, monkeypatch):
             nn.init.normal_(network.output.weight, std=0.3)
         return Trained(tauflow.Model(network, process, task.shape), task)
 
-    monkeypatch.setattr("tauflow.studies.base.load", load)
-    monkeypatch.setattr("tauflow.studies.report.panels_figure", lambda *arguments: Figure())
+    monkeypatch.setattr("benchmarks.studies.base.load", load)
+    monkeypatch.setattr("benchmarks.studies.report.panels_figure", lambda *arguments: Figure())
     return make
 
 

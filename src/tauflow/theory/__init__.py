@@ -1,1 +1,1 @@
-"""Exact laws and their posteriors, the laws that samplers reach, and what the paper's theory speaks of."""
+"""What is learned from a trained model: orders, counts, influence. Also the exact countdown."""

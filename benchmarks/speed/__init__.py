@@ -1,0 +1,1 @@
+"""Speed of tauflow, measured next to its peers."""
