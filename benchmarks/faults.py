@@ -90,21 +90,21 @@ FAULTS = [
     ),
     Fault(
         "noise where data should be",
-        "process/mixture.py",
+        "process/process.py",
         "corrupted = coins >= self.schedule.kappa(t)[:, None]",
         "corrupted = coins < self.schedule.kappa(t)[:, None]",
         "test_process.py::test_corrupt_follows_the_mixture",
     ),
     Fault(
         "bound without the rate of staying",
-        "process/mixture.py",
+        "process/process.py",
         "return 1 - p_stay - (x_t != x_1) * (1 + log_p_1)",
         "return 1 - (x_t != x_1) * (1 + log_p_1)",
         "test_process.py::test_the_bound_is_a_divergence_of_rates",
     ),
     Fault(
         "odds of the own token without the source",
-        "process/mixture.py",
+        "process/process.py",
         "return 1 + kappa * self.source.inverse_law(x) / (1 - kappa)",
         "return 1 + kappa / (1 - kappa)",
         "test_process.py::test_own_odds_are_a_ratio_of_evidence",
@@ -146,7 +146,7 @@ FAULTS = [
     ),
     Fault(
         "times of a batch not stratified",
-        "process/noise.py",
+        "process/process.py",
         "offset = torch.rand((), generator=generator, dtype=torch.float32)",
         "offset = count * torch.rand(count, generator=generator, dtype=torch.float32) - torch.arange(count)",
         "test_process.py::test_stratified_times_cover_every_stratum",

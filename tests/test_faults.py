@@ -1,4 +1,4 @@
-"""The list of `python -m benchmarks faults` can't go stale: every fault can be applied, and its tests exist."""
+"""The list of `python -m benchmarks faults` is up to date: faults can be applied, and their tests exist."""
 
 import subprocess
 import sys

@@ -21,7 +21,7 @@ from tauflow import Beta, Codebook, Metric, Mixture, Model, Process, Uniform
 from tauflow.errors import SamplingError, SettingsError
 from tauflow.networks import TransformerConfig
 from tauflow.process import SOURCES, source_from
-from tauflow.process.noise import Redrawn
+from tauflow.process.process import Redrawn
 from tauflow.samplers import SAMPLERS, sampler_from
 from tauflow.tasks import Countdown, DataFacts
 from tauflow.train import DFMModule, load

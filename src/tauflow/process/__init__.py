@@ -7,8 +7,7 @@ Process     all that depends on the kind of noise; `Mixture(source, schedule)` i
 """
 
 from tauflow.process.metric import Metric
-from tauflow.process.mixture import Mixture
-from tauflow.process.noise import Noise, Process, spread_kappas, stratified_times
+from tauflow.process.process import Mixture, Noise, Process, spread_kappas, stratified_times
 from tauflow.process.schedules import (
     SCHEDULES,
     Beta,

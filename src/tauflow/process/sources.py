@@ -25,7 +25,7 @@ from tauflow.errors import SettingsError
 from tauflow.imports import import_object
 
 if TYPE_CHECKING:
-    from tauflow.process.noise import Process
+    from tauflow.process.process import Process
     from tauflow.process.schedules import Schedule
 
 MOST_TOKENS = 2**24
@@ -64,7 +64,7 @@ class Source(ABC):
 
     def path(self, schedule: "Schedule | str") -> "Process":
         """Return the process that leads from this source to the data."""
-        from tauflow.process.mixture import Mixture
+        from tauflow.process.process import Mixture
 
         return Mixture(self, schedule)
 

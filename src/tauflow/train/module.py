@@ -16,7 +16,7 @@ from tauflow.denoise import DROPPED, Model
 from tauflow.errors import NonFiniteLoss, SettingsError
 from tauflow.networks import Network, NetworkConfig, TransformerConfig, network_from
 from tauflow.process import Noise, Schedule, Source, schedule_from, source_from, stratified_times
-from tauflow.process.noise import LossOn, Redrawn
+from tauflow.process.process import LossOn, Redrawn
 from tauflow.seeds import generator_for
 from tauflow.tasks.base import DataFacts, Task
 from tauflow.train.batches import Batch, condition_of, refuse_values, tokens_of
