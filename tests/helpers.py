@@ -11,7 +11,7 @@ import tauflow
 from tauflow import Marginal, Masked, Metric, Mixture, Model, Process, Result, Source, Uniform
 from tauflow.denoise import LearnedCounts
 from tauflow.samplers import Sampler, sampler_from
-from tauflow.samplers.reveal_order import OrderName
+from tauflow.samplers.reveal import OrderName
 
 REQUEST = ("seed", "condition", "prompt", "observer", "progress")
 

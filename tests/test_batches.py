@@ -62,7 +62,7 @@ CASES = [(n, k) for n in SAMPLERS for k in SOURCES if not SAMPLERS[n]().refuses(
 def memory(request, monkeypatch):
     """Whether the parts of an evaluation fit into the memory that is meant for them."""
     if request.param != "kept":
-        monkeypatch.setattr("tauflow.denoise.batches.HELD", 0)
+        monkeypatch.setattr("tauflow.denoise.denoiser.HELD", 0)
     return request.param
 
 
@@ -169,9 +169,9 @@ def test_a_batch_size_that_is_none(size):
 MEASURE = """
 import resource, sys
 import torch, tauflow
-import tauflow.denoise.batches
+import tauflow.denoise.denoiser
 
-tauflow.denoise.batches.HELD = 2**25
+tauflow.denoise.denoiser.HELD = 2**25
 
 def logits(x, t):
     return torch.zeros(*x.shape, 4096)

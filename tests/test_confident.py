@@ -27,7 +27,7 @@ from tauflow.evaluation.tables import to_markdown
 from tauflow.recipes import pretrained
 from tauflow.samplers import SAMPLERS, SETS, sampler_from
 from tauflow.samplers.docs import options_table
-from tauflow.samplers.spec import recommended
+from tauflow.samplers.registry import recommended
 
 MASKED = mixture("masked", 3)
 LAW = EnumerableLaw.random(num_tokens=3, length=3, spread=1.5)

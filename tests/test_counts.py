@@ -18,8 +18,7 @@ from benchmarks.theory.laws import EnumerableLaw
 from tauflow import Model
 from tauflow.denoise import LearnedCounts
 from tauflow.errors import SamplingError
-from tauflow.samplers.extrapolation import extrapolated
-from tauflow.samplers.reveal import Reveal
+from tauflow.samplers.reveal import Reveal, extrapolated
 from tauflow.theory import counts, orders
 
 # Rules

@@ -234,7 +234,7 @@ def test_only_the_rows_that_are_read_again_are_copied(monkeypatch):
         copied.append("all" if places is None else "some")
         return self
 
-    monkeypatch.setattr("tauflow.denoise.evaluation.Answered.kept", kept)
+    monkeypatch.setattr("tauflow.denoise.denoiser.Answered.kept", kept)
     found: dict[str, set[str]] = {}
     for name, kind in CASES:
         process = mixture(kind, V)

@@ -13,7 +13,7 @@ from conftest import ENV
 
 import tauflow
 from tauflow import Masked, Mixture, Model, Trained, Uniform, files
-from tauflow.denoise.evaluation import LogitsEvaluation
+from tauflow.denoise.denoiser import LogitsEvaluation
 from tauflow.errors import FolderInUse, SamplingError, SettingsError, TauflowError, WriteError
 from tauflow.evaluation.evaluate import SamplerGrid
 from tauflow.evaluation.folder import opened_results

@@ -141,7 +141,7 @@ def test_guidance_by_a_network_without_memory():
 def parts(request, monkeypatch):
     """Whether the parts of an evaluation fit into the memory that is meant for them."""
     if request.param != "kept":
-        monkeypatch.setattr("tauflow.denoise.batches.HELD", 0)
+        monkeypatch.setattr("tauflow.denoise.denoiser.HELD", 0)
     return request.param
 
 

@@ -23,7 +23,7 @@ from tauflow.evaluation.folder import replace_samples
 from tauflow.evaluation.store import REAL, Results
 from tauflow.networks import TransformerConfig
 from tauflow.samplers import SAMPLERS
-from tauflow.samplers.spec import options_of
+from tauflow.samplers.registry import options_of
 from tauflow.tasks import Scenes
 from tauflow.tasks.data import TaskData
 from tauflow.train import DFMModule

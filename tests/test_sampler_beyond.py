@@ -24,10 +24,9 @@ from tauflow.errors import SamplingError
 from tauflow.samplers import SAMPLERS, Problem, State, Visit
 from tauflow.samplers.bridge import Bridge
 from tauflow.samplers.draws import toss
-from tauflow.samplers.leap import Rule, Term, leap
+from tauflow.samplers.geometry import RASTER, farthest_ranks, hilbert, shifted, spaced_ranks, walk_of
+from tauflow.samplers.leaping import Rule, Term, leap
 from tauflow.samplers.reveal import Reveal
-from tauflow.samplers.spacing import farthest_ranks, shifted, spaced_ranks
-from tauflow.samplers.walks import RASTER, hilbert, walk_of
 from tauflow.theory import orders
 from tauflow.theory.countdown import posterior, violations
 

@@ -284,8 +284,8 @@ def test_one_logits_tensor_between_steps_with_a_callable():
 def test_float32_where_float64_is_missing(case, monkeypatch):
     name, process = case
     assert precise(torch.device("mps")) == torch.float32
-    samplers = [f"samplers.{module}" for module in ("leap", "draws", "tweedie", "bridge")]
-    processes = [f"process.{module}" for module in ("sources", "noise", "metric", "codes", "chains")]
+    samplers = [f"samplers.{module}" for module in ("leaping", "draws", "tweedie", "bridge")]
+    processes = [f"process.{module}" for module in ("sources", "process", "metric")]
     for module in (*samplers, *processes):
         monkeypatch.setattr(f"tauflow.{module}.precise", lambda device: torch.float32)
     assert sample(network(process), process, name, 5).tokens.max() < V

@@ -29,8 +29,7 @@ from tauflow import Masked, Mixture, Model
 from tauflow.denoise import CallableDenoiser
 from tauflow.samplers import SAMPLERS, Visit, sampler_from
 from tauflow.samplers.draws import categorical
-from tauflow.samplers.leap import Clamp, Rule, Term, intensities, leap
-from tauflow.samplers.leaping import LeapingOptions
+from tauflow.samplers.leaping import Clamp, LeapingOptions, Rule, Term, intensities, leap
 from tauflow.theory.countdown import posterior, violations
 
 V, D = 3, 2

@@ -14,7 +14,7 @@ from benchmarks.theory.propagator import Propagator, slope
 from tauflow.denoise import CallableDenoiser, Model
 from tauflow.samplers import SAMPLERS, Problem, State, Visit
 from tauflow.samplers.grids import Grid
-from tauflow.samplers.leap import intensities
+from tauflow.samplers.leaping import intensities
 
 WEAK = EnumerableLaw.random(num_tokens=2, length=3, spread=0.2)
 STRONG = EnumerableLaw.random(num_tokens=2, length=3, spread=1.5)

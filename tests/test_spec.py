@@ -16,9 +16,8 @@ from tauflow import Model, Sampler, sampler_from
 from tauflow.errors import SamplingError, SettingsError
 from tauflow.samplers import SAMPLERS, SETS, split_specs
 from tauflow.samplers.leaping import Leaping
-from tauflow.samplers.registry import ALIASES
+from tauflow.samplers.registry import ALIASES, described, options_of
 from tauflow.samplers.reveal import Reveal
-from tauflow.samplers.spec import described, options_of
 
 NUMBERS = [0.0, 0.15, 1.0, 1e-12, 0.1 + 0.2, 1 / 3, 2.5, 1e6, math.inf]
 VALUES = {bool: [True, False], int: [1, 2, 7], float: NUMBERS, float | None: [*NUMBERS, None]}

@@ -7,7 +7,7 @@ from tauflow.evaluation.store import Cell, Measured, Record, Results, Scale
 from tauflow.evaluation.styles import STYLES, styles
 from tauflow.evaluation.views import Frame
 from tauflow.samplers import SAMPLERS
-from tauflow.samplers.spec import spec_name
+from tauflow.samplers.registry import spec_name
 
 
 def named(labels) -> dict[str, str]:

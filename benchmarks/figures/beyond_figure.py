@@ -16,7 +16,7 @@ from matplotlib.ticker import NullFormatter
 from benchmarks.pages import RESULTS, frame_of
 from tauflow.evaluation.store import REAL
 from tauflow.evaluation.styles import styles
-from tauflow.samplers.spec import spec_name
+from tauflow.samplers.registry import spec_name
 
 ROOT = Path(__file__).parents[2]
 MASKED = ("euler", "tr_cie", "ho_fhs", "spaced", "spaced_even", "spaced_sharp")

@@ -23,10 +23,9 @@ from tauflow.evaluation.store import REAL, Factors, Results, Scale
 from tauflow.evaluation.styles import styles
 from tauflow.evaluation.views import Frame, View
 from tauflow.samplers import SETS, Sampler, sampler_from, split_specs
-from tauflow.samplers.best import Best
 from tauflow.samplers.independent import Independent
-from tauflow.samplers.reveal import Reveal
-from tauflow.samplers.reveal_counts import order_of_counts
+from tauflow.samplers.registry import Best
+from tauflow.samplers.reveal import Reveal, order_of_counts
 from tauflow.tasks import Task
 from tauflow.tasks.text.metrics import Distinct, Entropy
 from tauflow.theory.counts import learn_counts, orders_of

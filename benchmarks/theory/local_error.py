@@ -14,8 +14,7 @@ from benchmarks.theory.diagnostic import Reevaluating, Step, leaping_from
 from tauflow.denoise import Model
 from tauflow.samplers.base import Problem, Sampler, State
 from tauflow.samplers.grids import Grid
-from tauflow.samplers.leap import Term, intensities
-from tauflow.samplers.leaping import Leaping
+from tauflow.samplers.leaping import Leaping, Term, intensities
 
 
 class LocalErrors(Reevaluating):

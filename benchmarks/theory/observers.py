@@ -19,7 +19,7 @@ from tauflow.denoise import Model
 from tauflow.process import Process
 from tauflow.samplers.base import Sampler
 from tauflow.samplers.draws import chunks, places_of
-from tauflow.samplers.leap import Clamp, Term, intensities
+from tauflow.samplers.leaping import Clamp, Term, intensities
 
 UNCLAMPED = Clamp(-math.inf, math.inf)
 EPS_DEN = 1e-8  # epsilon_den of the drift proxy

@@ -17,7 +17,7 @@ from tauflow.errors import SamplingError
 from tauflow.process import Mixture, Process
 from tauflow.samplers.base import Problem, Sampler, State
 from tauflow.samplers.draws import draw
-from tauflow.samplers.leap import intensities
+from tauflow.samplers.leaping import intensities
 
 
 @dataclass(frozen=True)

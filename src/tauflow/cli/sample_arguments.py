@@ -9,8 +9,8 @@ from tauflow.cli.sample_help import DESCRIPTION, epilog
 from tauflow.cli.sample_text import add_text_arguments
 from tauflow.cli.sample_values import given, given_path, text
 from tauflow.samplers import split_specs
-from tauflow.samplers.reveal_order import OrderName
-from tauflow.samplers.spec import described
+from tauflow.samplers.registry import described
+from tauflow.samplers.reveal import OrderName
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 

@@ -3,8 +3,7 @@
 import textwrap
 
 from tauflow.samplers import SAMPLERS, SETS
-from tauflow.samplers.registry import ALIASES
-from tauflow.samplers.spec import described
+from tauflow.samplers.registry import ALIASES, described
 
 INDENT = " " * 16
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tauflow.cli.sample_values import numbers, weights
 from tauflow.errors import SettingsError
 from tauflow.samplers import SETS, sampler_from, split_specs
-from tauflow.samplers.api import seeded, whole
+from tauflow.samplers.run import seeded, whole
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric

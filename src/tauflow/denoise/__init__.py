@@ -5,24 +5,26 @@ Guidance, temperature, allowed tokens, padding and memory are denoisers around a
 """
 
 from tauflow.denoise.adapters import from_masked_lm, from_probabilities
-from tauflow.denoise.allowed import AllowedDenoiser
-from tauflow.denoise.attention import AttendingDenoiser
-from tauflow.denoise.batches import BatchedDenoiser
-from tauflow.denoise.context import Context, Memory
-from tauflow.denoise.counts import LearnedCounts
 from tauflow.denoise.denoiser import (
     DROPPED,
+    BatchedDenoiser,
+    CallableDenoiser,
+    Context,
     CountingDenoiser,
     Denoiser,
+    Evaluation,
     GuidedDenoiser,
+    HiddenEvaluation,
+    LogitsEvaluation,
+    Memory,
+    RememberingDenoiser,
+    SplitDenoiser,
     TemperedDenoiser,
     TimedDenoiser,
+    denoiser_from,
 )
-from tauflow.denoise.evaluation import Evaluation, HiddenEvaluation, LogitsEvaluation
-from tauflow.denoise.memory import RememberingDenoiser
-from tauflow.denoise.model import Model
-from tauflow.denoise.networks import CallableDenoiser, SplitDenoiser, denoiser_from
-from tauflow.denoise.truncated import TruncatedDenoiser
+from tauflow.denoise.model import LearnedCounts, Model
+from tauflow.denoise.processors import AllowedDenoiser, AttendingDenoiser, TruncatedDenoiser
 
 __all__ = [
     "DROPPED",

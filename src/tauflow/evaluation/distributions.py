@@ -12,7 +12,7 @@ from tauflow.evaluation.reference import real_items, val_count
 from tauflow.evaluation.store import REAL, Cell, Results
 from tauflow.evaluation.styles import styles
 from tauflow.evaluation.views import View
-from tauflow.samplers.spec import spec_name
+from tauflow.samplers.registry import spec_name
 from tauflow.tasks import Task
 
 REAL_ITEMS = 1000  # validation items whose numbers stand for real data

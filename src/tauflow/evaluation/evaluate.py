@@ -18,7 +18,7 @@ from tauflow.evaluation.reference import reference_cell
 from tauflow.evaluation.store import REAL, Cell, Factors, Results
 from tauflow.ranks import rank, world_size
 from tauflow.samplers import SAMPLERS, SETS, Prompt, Sampler, sampler_from, split_specs
-from tauflow.samplers.api import checked_condition, whole
+from tauflow.samplers.run import checked_condition, whole
 from tauflow.tasks import Task
 from tauflow.train import Trained
 

@@ -23,9 +23,8 @@ from tauflow.evaluation.hooks import Table, joined_tables, table_of
 from tauflow.evaluation.store import Cell, Factors, Measured, Record, Scale, Shown
 from tauflow.ranks import backend, largest, rank, world_size
 from tauflow.samplers import Prompt, Result, Sampler, sample
-from tauflow.samplers.api import checked_prompt, checked_seed, whole
 from tauflow.samplers.base import require
-from tauflow.samplers.unprompted import unprompted
+from tauflow.samplers.run import checked_prompt, checked_seed, unprompted, whole
 from tauflow.seeds import generator_for
 from tauflow.tasks import SampleMetric, Task
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 
 from tauflow.evaluation.store import REAL, Factor, Factors, Measured, Results, Scale
-from tauflow.samplers.spec import spec_name
+from tauflow.samplers.registry import spec_name
 
 WORDS = {
     "guidance": "guidance {}",

@@ -12,10 +12,9 @@ from torch import Tensor
 from tauflow.denoise import Model
 from tauflow.errors import SamplingError, SettingsError
 from tauflow.process import Mixture, Uniform
-from tauflow.samplers.api import whole
 from tauflow.samplers.base import Sampler
-from tauflow.samplers.driven import Driven
-from tauflow.samplers.spec import registered_sampler
+from tauflow.samplers.registry import registered_sampler
+from tauflow.samplers.run import Driven, whole
 
 try:
     from diffusers import ConfigMixin, SchedulerMixin

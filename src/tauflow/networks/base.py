@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tauflow.denoise.evaluation import single
+from tauflow.denoise.denoiser import single
 from tauflow.errors import SettingsError
 
 

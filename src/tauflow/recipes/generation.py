@@ -21,8 +21,7 @@ from tauflow.errors import SettingsError, shorten
 from tauflow.recipes.generation_prompts import Adjusted, Asked, Prompted, prompted_model
 from tauflow.recipes.language.task import Language
 from tauflow.samplers import Result, Sampler, sampler_from
-from tauflow.samplers.api import seeded, whole
-from tauflow.samplers.run import Request, run
+from tauflow.samplers.run import Request, run, seeded, whole
 from tauflow.train import Trained
 
 Text = str | Sequence[Mapping[str, str]]

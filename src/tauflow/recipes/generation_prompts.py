@@ -15,7 +15,7 @@ from torch import Tensor
 from tauflow.denoise import Model, TruncatedDenoiser
 from tauflow.recipes.language.task import Language
 from tauflow.samplers import Prompt
-from tauflow.samplers.unprompted import unprompted
+from tauflow.samplers.run import unprompted
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
 """How jumps are made: Sampler, the one loop, specs, and the samplers by their published names."""
 
-from tauflow.samplers.api import Prompt, sample
 from tauflow.samplers.base import Info, Problem, Result, Sampler, State, StepInfo, Visit, fixed, option
 from tauflow.samplers.likelihood import nll
-from tauflow.samplers.registry import SAMPLERS, SETS
-from tauflow.samplers.spec import sampler_from, split_specs
+from tauflow.samplers.registry import SAMPLERS, SETS, sampler_from, split_specs
+from tauflow.samplers.run import Prompt, sample
 
 __all__ = [
     "SAMPLERS",

@@ -18,7 +18,7 @@ from tauflow.denoise.model import ChannelsName
 from tauflow.errors import SamplingError
 from tauflow.process import Process
 from tauflow.samplers.draws import DRAWN, Drawing
-from tauflow.samplers.walks import Walk, walk_of
+from tauflow.samplers.geometry import Walk, walk_of
 
 FinishName = Literal["draw", "reuse", "none"]
 
@@ -189,7 +189,7 @@ class Sampler(ABC, Generic[P, S]):
         return ""
 
     def __str__(self) -> str:
-        from tauflow.samplers.spec import written
+        from tauflow.samplers.registry import written
 
         return written(self)
 

@@ -33,8 +33,7 @@ from tauflow.denoise import Model
 from tauflow.process import Process
 from tauflow.samplers.base import Problem, Sampler, State, StepInfo, Visit, option, require
 from tauflow.samplers.draws import chunks, places_of, uniforms
-from tauflow.samplers.reveal import RevealPlan
-from tauflow.samplers.reveal_order import CPU, needs_masks
+from tauflow.samplers.reveal import CPU, RevealPlan, needs_masks
 
 ScoreName = Literal["confidence", "margin", "entropy"]
 RuleName = Literal["equal", "threshold", "factor", "bound", "stable"]

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tauflow import files
-from tauflow.samplers.registry import SAMPLERS
-from tauflow.samplers.spec import Option, described
+from tauflow.samplers.registry import SAMPLERS, Option, described
 
 PLACE = re.compile(r"(<!-- options -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tauflow.denoise import Evaluation
 from tauflow.devices import precise
 from tauflow.errors import SamplingError
-from tauflow.samplers.walks import Walk
+from tauflow.samplers.geometry import Walk
 
 CoinName = Literal["independent", "systematic"]
 CHUNK = 2**19  # entries of a chunk of rows: a few megabytes of work space

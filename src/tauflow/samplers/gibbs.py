@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tauflow.denoise import Model
-from tauflow.denoise.leave_one_out import leave_one_out
+from tauflow.denoise.processors import leave_one_out
 from tauflow.devices import precise
 from tauflow.process import Process
 from tauflow.samplers.base import Problem, Sampler, State, StepInfo, Visit, fixed, option, require

@@ -27,8 +27,7 @@ from torch import Tensor
 
 from tauflow.denoise import Model
 from tauflow.samplers.base import Problem, fixed, require
-from tauflow.samplers.reveal import Reveal, RevealPlan, RevealState
-from tauflow.samplers.reveal_order import OrderName
+from tauflow.samplers.reveal import OrderName, Reveal, RevealPlan, RevealState
 
 LEAST = 1e-3  # of a variance, and of an eigenvalue of the correlations
 GRAIN = (

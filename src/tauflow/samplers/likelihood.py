@@ -22,11 +22,10 @@ from torch import Tensor
 from tauflow.denoise import Model
 from tauflow.devices import precise
 from tauflow.errors import SamplingError
-from tauflow.samplers.api import check_model, checked_condition, seeded, whole
 from tauflow.samplers.base import Sampler, require
 from tauflow.samplers.draws import Drawing
-from tauflow.samplers.run import Request, run
-from tauflow.samplers.spec import sampler_from
+from tauflow.samplers.registry import sampler_from
+from tauflow.samplers.run import Request, check_model, checked_condition, run, seeded, whole
 
 ROUNDING = 1e-6  # probability of staying below which it is 0 but for rounding
 

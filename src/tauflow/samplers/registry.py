@@ -1,27 +1,85 @@
-"""SAMPLERS: the published names, and SETS of them.
+"""The samplers by name, and specs: a sampler as text, `tr_cie(grid=tau, coins=systematic)`, and back."""
 
-To add a sampler, write a class (see base.py) or an entry with other options of an existing one, and name it
-here.
-"""
+import dataclasses
+import difflib
+import re
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+import torch
+from torch import Tensor
 
-from tauflow.samplers.base import Sampler
-from tauflow.samplers.best import Best
-from tauflow.samplers.bridge import Bridge
+from tauflow.denoise import LearnedCounts, Model
+from tauflow.errors import SamplingError, shorten
+from tauflow.imports import import_object
+from tauflow.samplers.base import Problem, Sampler, StepInfo, fixed, require
+from tauflow.samplers.bridge import Bridge, Renoise
 from tauflow.samplers.confident import Confident
-from tauflow.samplers.fudoki import Fudoki
+from tauflow.samplers.geometry import is_lattice
 from tauflow.samplers.gibbs import Gibbs
-from tauflow.samplers.hazard import Hazard
 from tauflow.samplers.independent import Independent
 from tauflow.samplers.leaping import Leaping
 from tauflow.samplers.remask import Remask
-from tauflow.samplers.renoise import Renoise
-from tauflow.samplers.reveal import Reveal
+from tauflow.samplers.reveal import (
+    CountName,
+    ExtrapolationName,
+    OrderName,
+    Reveal,
+    RevealPlan,
+    RevealState,
+    needs_masks,
+    order_of_counts,
+)
 from tauflow.samplers.theta import Theta
-from tauflow.samplers.tweedie import Tweedie, TweedieD3PM
+from tauflow.samplers.tweedie import Fudoki, Hazard, Tweedie, TweedieD3PM
+
+
+@dataclass(frozen=True)
+class Best(Reveal):
+    order: OrderName = fixed("random")  # the one that `chosen` takes stands in its place
+    counts: CountName = fixed("learned")
+    power: float | None = fixed(None)
+    extrapolation: ExtrapolationName = fixed("learned")
+    weight: float = fixed(0.0)
+
+    def refuses(self, model: Model) -> str:
+        missing = (
+            "there are no learned counts for an order of this model: make them with "
+            "tauflow.learn_counts(model), or sample.py --learn_counts; or use spaced_even"
+        )
+        return needs_masks(model, "random") or ("" if usable(model) else missing)
+
+    def chosen(self, problem: Problem, nfe: int) -> Reveal:
+        """Return the sampler of the order that loses least with so many evaluations."""
+        best = min(usable(problem), key=lambda each: each.forecast(nfe))
+        return Reveal(best.order, "learned", extrapolation="learned")  # type: ignore[arg-type]
+
+    def init(
+        self, problem: Problem, x_0: Tensor, plan: RevealPlan, generator: torch.Generator
+    ) -> RevealState:
+        return self.chosen(problem, plan.steps).init(problem, x_0, plan, generator)
+
+    def step(
+        self, problem: Problem, state: RevealState, plan: RevealPlan, n: int, generator: torch.Generator
+    ) -> tuple[RevealState, StepInfo]:
+        return self.chosen(problem, plan.steps).step(problem, state, plan, n, generator)
+
+
+def usable(model: Model | Problem) -> list[LearnedCounts]:
+    """Return the counts whose order a model has."""
+    found = [each for each in model.counts if each.order in get_args(OrderName)]
+    own = [each for each in found if order_of_counts(cast(Any, each.order), model.shape) == each.order]
+    return [each for each in own if each.order != "learned" or model.order is not None]
+
+
+# SAMPLERS: the published names, and SETS of them.
+#
+# To add a sampler, write a class (see base.py) or an entry with other options of an existing one, and name it
+# here.
+
 
 SAMPLERS: dict[str, Callable[..., Sampler[Any, Any]]] = {
     "euler": partial(Leaping, rule="euler"),
@@ -107,3 +165,253 @@ SETS: dict[str, list[str]] = {
     ],
 }
 """Samplers by the name of a set; members that cannot sample a model are skipped, with a note."""
+
+
+# Specs: a sampler as text, `tr_cie(grid=tau, coins=systematic)`, and back.
+#
+# A spec is a name with options. The name is one of SAMPLERS or ALIASES, `auto` (the recommended sampler),
+# or a Sampler of your own as `package.module.Class` or `path/to/file.py:Class`. Options, their types and
+# choices are the fields of the dataclass; nothing about them is written anywhere else.
+
+
+OWN = "; one of your own is path/to/file.py:Class"
+SPEC = re.compile(r"(?P<name>[^()]+)(?:\((?P<options>[^()]*)\))?")
+
+
+def sampler_from(spec: "str | Sampler", model: Model | None = None, /, **options: Any) -> Sampler:
+    """Return a sampler from its spec or itself, with further options; `model` says what `auto` is.
+
+    Refuses a name, an option or a value that does not exist, and says what does.
+    """
+    if isinstance(spec, Sampler):
+        return with_options(spec, type(spec).__name__, options)
+    require(
+        isinstance(spec, str), f"sampler must be a spec such as 'tr_cie(grid=tau)' or a Sampler, got {spec!r}"
+    )
+    found = SPEC.fullmatch(spec.strip())
+    if found is None:
+        raise SamplingError(
+            f"cannot read the sampler {spec!r}; write a name with options, such as 'tr_cie(grid=tau)'"
+        )
+    name = found["name"].strip()
+    base = _named(name, model)
+    return with_options(base, name, _options(found["options"] or "", spec) | options)
+
+
+def registered_sampler(spec: str, model: Model | None = None) -> Sampler:
+    """Return a sampler from text that a file may have written: only registered names, nothing is imported."""
+    name = spec_name(spec)
+    if "." in name or ":" in name:
+        raise SamplingError(
+            f"sampler must be a registered name, got {shorten(spec)!r}. For your own class, pass an object."
+        )
+    return sampler_from(spec, model)
+
+
+def with_options(sampler: Sampler, name: str, options: dict[str, Any]) -> Sampler:
+    """Return the sampler with options, given as values or as text."""
+    known = options_of(sampler)
+    values = {}
+    for key, value in options.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; it has: {', '.join(known) or 'none'}"
+            raise SamplingError(f"sampler {name} has no option {key!r}{hint}")
+        values[key] = _value(key, value, known[key].kind)
+    return dataclasses.replace(sampler, **values) if values else sampler
+
+
+def spec_name(spec: str) -> str:
+    """Return the name in a spec: "tr_cie" of "tr_cie(grid=tau)"."""
+    found = SPEC.fullmatch(spec.strip())
+    return found["name"].strip() if found else spec
+
+
+def split_specs(specs: str | Iterable[str]) -> list[str]:
+    """Return single specs from a list or a text, in which commas outside brackets separate them."""
+    texts = [specs] if isinstance(specs, str) else list(specs)
+    found = [part.strip() for text in texts for part in _parts(text)]
+    return [part for part in found if part]
+
+
+def _parts(text: str) -> list[str]:
+    """Return what stands between the commas outside brackets."""
+    parts, begin, depth = [], 0, 0
+    for found in re.finditer(r"[(),]", text):
+        depth += {"(": 1, ")": -1, ",": 0}[found.group()]
+        if found.group() == "," and depth <= 0:
+            parts.append(text[begin : found.start()])
+            begin = found.end()
+    return [*parts, text[begin:]]
+
+
+@lru_cache(maxsize=256)
+def written(sampler: Sampler) -> str:
+    """Return the spec of a sampler: the name that needs the fewest options, none of them to take one back."""
+    defaults = {each.name: each.default for each in dataclasses.fields(sampler)}
+    presets = {name: make() for name, make in SAMPLERS.items()}
+    fits = [
+        (name, _differences(sampler, each)) for name, each in presets.items() if type(each) is type(sampler)
+    ]
+    possible = [(name, changed) for name, changed in fits if changed is not None]
+
+    def effort(candidate: tuple[str, dict[str, Any]]) -> tuple[int, int]:
+        changed = candidate[1]
+        return sum(value == defaults[key] for key, value in changed.items()), len(changed)
+
+    if possible:
+        name, changed = min(possible, key=effort)
+    else:
+        name = f"{type(sampler).__module__}.{type(sampler).__qualname__}"
+        changed = {key: getattr(sampler, key) for key in defaults if getattr(sampler, key) != defaults[key]}
+    options = ", ".join(f"{key}={_text(value)}" for key, value in changed.items())
+    return f"{name}({options})" if options else name
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One option of a sampler, as help and docs show it."""
+
+    name: str
+    kind: Any  # its type
+    default: Any
+    help: str
+
+    @property
+    def choices(self) -> str:
+        """Return the values it takes, in words."""
+        words = []
+        for kind in _alternatives(self.kind):
+            if get_origin(kind) is Literal:
+                words += [str(value) for value in get_args(kind)]
+            else:
+                words.append({bool: "true or false", int: "whole number", float: "number"}.get(kind, "text"))
+        optional = ["none"] if type(None) in get_args(self.kind) else []
+        return ", ".join([*words, *optional])
+
+
+def options_of(sampler: "Sampler | type[Sampler]") -> dict[str, Option]:
+    """Return the options of a sampler by name; fields that are `fixed` belong to the name."""
+    return _options_of(sampler if isinstance(sampler, type) else type(sampler))
+
+
+@lru_cache(maxsize=256)
+def _options_of(cls: type[Sampler]) -> dict[str, Option]:
+    hints = get_type_hints(cls)
+    fields = [each for each in dataclasses.fields(cls) if each.init and not each.metadata.get("fixed")]
+    return {
+        each.name: Option(each.name, hints[each.name], each.default, each.metadata.get("help", ""))
+        for each in fields
+    }
+
+
+def described() -> dict[str, list[tuple[str, Option]]]:
+    """Return who has each option of the samplers in the package: {name: [(sampler, option), ...]}."""
+    found: dict[str, list[tuple[str, Option]]] = {}
+    for name, make in SAMPLERS.items():
+        for key, each in options_of(make()).items():
+            found.setdefault(key, []).append((name, each))
+    return found
+
+
+def _named(name: str, model: Model | None) -> Sampler:
+    plain = name.lower().replace("-", "_")
+    if plain == "auto":
+        require(model is not None, "the sampler auto needs a model to choose for")
+        assert model is not None
+        return recommended(model)
+    if plain in ALIASES:
+        return sampler_from(ALIASES[plain])
+    if plain in SAMPLERS:
+        return SAMPLERS[plain]()
+    if "." in name or ":" in name:
+        return _built(name)
+    members = ", ".join(SETS.get(plain, []))
+    require(not members, f"{name!r} is a set of samplers; name one of them: {members}")
+    near = difflib.get_close_matches(plain, [*SAMPLERS, *ALIASES, "auto"], n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise SamplingError(f"unknown sampler {name!r}; known samplers: auto, {', '.join(SAMPLERS)}{hint or OWN}")
+
+
+def _built(name: str) -> Sampler:
+    """Return a sampler of one's own with its default options."""
+    kind = import_object(name, Sampler)
+    try:
+        return kind()
+    except TypeError as error:  # an option without a default, or a method that is missing
+        raise SamplingError(f"cannot make the sampler {name}: {error}; options need defaults") from None
+
+
+def recommended(model: Model) -> Sampler:
+    """Return the sampler `auto` of a model: what its process recommends, if that can sample it.
+
+    A model with learned counts is sampled with them. Where all sides of a grid are powers of two the order of
+    `spaced` is a perfect lattice, and measures better than `spaced_even` (docs/choosing-a-sampler.md).
+    """
+    learned = SAMPLERS["best_learned"]()
+    if model.counts and not learned.refuses(model):
+        return learned
+    first = sampler_from(model.process.recommended)
+    if first == SAMPLERS["spaced_even"]() and is_lattice(model.grid):
+        return SAMPLERS["spaced"]()
+    if not first.refuses(model):
+        return first
+    return SAMPLERS["spaced" if model.process.absorbing else "tr_cie"]()
+
+
+def _options(text: str, spec: str) -> dict[str, str]:
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    for key, sign, value in pairs:
+        require(
+            bool(sign) and bool(key.strip()) and bool(value.strip()),
+            f"cannot read the options of {spec!r}; write them as name=value, such as 'tr_cie(grid=tau)'",
+        )
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _alternatives(kind: Any) -> list[Any]:
+    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    return [each for each in kinds if each is not type(None)]
+
+
+def _value(name: str, value: Any, kind: Any) -> Any:
+    """Return a value of an option's type from itself or from text."""
+    if type(None) in get_args(kind) and value in (None, "none", "None"):
+        return None
+    for each in _alternatives(kind):
+        if get_origin(each) is Literal:
+            matching = [choice for choice in get_args(each) if str(choice) == str(value)]
+            if matching:
+                return matching[0]
+            raise SamplingError(f"{name} must be one of {', '.join(map(str, get_args(each)))}, got {value!r}")
+        if each is bool and str(value).lower() in ("true", "false"):
+            return str(value).lower() == "true"
+        if each is str:
+            return str(value)
+        if each in (int, float) and not isinstance(value, bool):
+            try:
+                number = each(value)
+            except (TypeError, ValueError):
+                continue
+            if isinstance(value, str) or number == value or number != number:
+                return number
+    words = Option(name, kind, None, "").choices.replace(", none", " or none")
+    raise SamplingError(f"{name} must be {'' if words.startswith('true') else 'a '}{words}, got {value!r}")
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+def _differences(sampler: Sampler, preset: Sampler) -> dict[str, Any] | None:
+    """Return the options in which a sampler differs from a preset; None if a fixed field does."""
+    changed = {
+        each.name: each
+        for each in dataclasses.fields(sampler)
+        if getattr(sampler, each.name) != getattr(preset, each.name)
+    }
+    if any(each.metadata.get("fixed") for each in changed.values()):
+        return None
+    return {name: getattr(sampler, name) for name in changed}

@@ -1,56 +1,225 @@
-"""Reveal samplers, for masks only: an order of the coordinates x counts of reveals x extrapolation.
+"""Rows extrapolated with those of the evaluation before.
 
-A sequence with F free coordinates is revealed in N evaluations; evaluation n draws the next k_n coordinates
-of the order from its rows.
-
-    order     random    uniformly chosen, at first-hitting times (Zheng et al. 2025): with j coordinates still
-                        masked and a = 1 - kappa, the next one is revealed at a <- u^(1/j) a, u uniform
-              spaced    neighbours far apart (spacing.py), shifted round by a random offset of each sequence
-              even      anew in every step: every (M / k_n)-th of the M coordinates that are still masked,
-                        from a random offset on; on a grid always the cell farthest from all that came
-                        before (spacing.py), shifted as `spaced` is
-              learned   the order that came with the model (tauflow.learn_order)
-    counts    equal     k_n = floor((n + 1) F / N) - floor(n F / N)
-              power     increments of round(F (n / N)^power), at least 1 each: few tokens at first
-              arccos    of round(F (1 - 2 / pi arccos(n / N))), as the Halton scheduler (Besnier et al. 2025)
-              doubling  of round(F 2^(n - N)), so that half of the tokens come last: with N = log2 F those of
-                        dilated unmasking (Luxembourg et al. 2025)
-              learned   those that came with the model (tauflow.learn_counts), the best for its order; with a
-                        prompt in proportion
-              entropy   as many as fit into the budget b = rho_n sum_d H_d, H_d the entropy of row d and rho_n
-                        the share of the masked coordinates that `power` would reveal: first the surest, up
-                        to b / 10, then along the order; at least 1
-    extrapolation of a row p_n with that of the evaluation before, clamped at 0
-              pairs     p_n + w_n (p_n - p_{n-1}), w_n = (k_{n-1} - 1) / (2 k_n), in the last step plus
-                        (k_n - 1) / (2 k_{n-1}), at most `weight`: k (k - 1) / 2 pairs of tokens were drawn
-                        together as if independent, which the k_{n-1} k_n pairs of the next step make up for
-              hitting   p_n + (t - t_n) / (t_n - t_{n-1}) (p_n - p_{n-1}), t the hitting time of the token and
-                        t_n that of the first one of the step, which is not extrapolated: the evaluation
-                        belongs to it (HO-FHS of Zheng et al. 2025)
-              learned   p_n min(p_n / p_{n-1}, 10)^w_n, which needs no clamp, w_n learned with the counts:
-                        by how much the dependence that is lost is made up for (theory/counts.py)
-
-Without drawn hitting times t is their mean, kappa = k / (F + 1) after k reveals. Order and counts, except
-`entropy`, never look at tokens or rows. With k_n = 1 throughout (N = F) each token is drawn from its
-posterior given all that are revealed: exact, whatever the order and the extrapolation, and with `entropy`
-too, since what is revealed next then follows from what is revealed already.
+Shapes: V data tokens, R rows.
 """
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from tauflow.denoise import Model
+from tauflow.denoise import Evaluation, LearnedCounts, Model
+from tauflow.errors import SamplingError
 from tauflow.process import Process
 from tauflow.samplers.base import Problem, Sampler, State, StepInfo, Visit, option, require
 from tauflow.samplers.draws import chunks, places_of, uniforms
-from tauflow.samplers.extrapolation import ExtrapolationName, extrapolated
-from tauflow.samplers.reveal_counts import CountName, learned_for, no_counts, no_weights, rounded, share_of
-from tauflow.samplers.reveal_order import CPU, OrderName, drawn_keys, drawn_times, entropies, needs_masks
-from tauflow.samplers.spacing import is_grid
+from tauflow.samplers.geometry import farthest_ranks, is_grid, shifted, spaced_ranks
+
+ExtrapolationName = Literal["pairs", "hitting", "learned"]
+CAP = 10.0  # of the ratio of two rows
+TINY = 1e-30
+
+
+def extrapolated(rows: Tensor, before: Tensor, weight: Tensor, how: ExtrapolationName) -> Tensor:
+    """Return rows (R, V) extrapolated with weights (R, 1): along a line, or, if `learned`, by a power."""
+    if how != "learned":
+        return rows + weight * (rows - before)
+    ratio = torch.where(before > 0, rows / before.clamp(min=TINY), 1.0)  # a token may be cut in one of them
+    return rows * ratio.clamp(max=CAP) ** weight
+
+
+# What a reveal sampler draws before its first evaluation: an order of the coordinates, and their times.
+#
+# Shapes: B sequences, D coordinates.
+
+
+OrderName = Literal["random", "spaced", "even", "learned"]
+CPU = torch.device("cpu")
+
+
+def needs_masks(model: Model, order: OrderName) -> str:
+    """Return why a model cannot be revealed in this order, or nothing if it can."""
+    if not model.process.absorbing:
+        return (
+            f"reveal samplers need a masked source, this model has a {model.process.name} one; "
+            f"try {model.process.recommended} or tr_cie"
+        )
+    if order == "learned" and model.order is None:
+        return (
+            "there is no learned order: make one with tauflow.learn_order(model), or sample.py "
+            "--learn_order; or use spaced"
+        )
+    return ""
+
+
+def drawn_keys(order: OrderName, problem: Problem, batch: int, generator: torch.Generator) -> Tensor:
+    """Draw keys (B, D) or (1, D): coordinates are revealed from the lowest on."""
+    length = torch.Size(problem.shape).numel()
+    if order == "random":
+        return uniforms(batch * length, generator, CPU).view(batch, length)
+    if order == "learned" and problem.order is not None:
+        return problem.order.expand(batch, length)
+    if order == "spaced" or is_grid(problem.shape):
+        return _keys_on_grid(order, problem, batch, generator)
+    return torch.arange(length).expand(batch, length)
+
+
+def _keys_on_grid(order: OrderName, problem: Problem, batch: int, generator: torch.Generator) -> Tensor:
+    """Draw keys (B, D): of space, or of pixels, whose channels have one order or each its own."""
+    shape = problem.shape
+    if problem.channels is None:
+        return _ranks(order, shape, batch, generator)
+    grid, count = shape[:-1], shape[-1]
+    if problem.channels == "together":
+        ranks = _ranks(order, grid, batch, generator)[:, :, None]  # (B, pixels, 1)
+    else:
+        ranks = _ranks(order, grid, batch * count, generator).view(batch, count, -1).transpose(1, 2)
+    return (count * ranks + torch.arange(count)).flatten(1)
+
+
+def _ranks(order: OrderName, grid: tuple[int, ...], batch: int, generator: torch.Generator) -> Tensor:
+    """Draw a shift for each sequence, and return the ranks (B, cells) of a grid that is moved round by it."""
+    ranks = spaced_ranks(grid) if order == "spaced" else farthest_ranks(grid)
+    shift = uniforms(batch * len(grid), generator, CPU).view(batch, -1)
+    return shifted(ranks, grid, (shift * torch.tensor(grid)).long())
+
+
+def drawn_times(
+    order: OrderName, process: Process, free: Tensor, length: int, generator: torch.Generator
+) -> Tensor:
+    """Draw the times (B, D + 1) of evaluations before the k-th reveal, float64; the first is 0."""
+    batch = len(free)
+    if order != "random":
+        kappa = (torch.arange(length + 1, dtype=torch.float64) / (free[:, None] + 1)).clamp(max=1)
+        return process.t_from_share(kappa)
+    remaining = (free[:, None] - torch.arange(length)).clamp(min=1)  # (B, D): masked before the k-th reveal
+    logs = uniforms(batch * length, generator, CPU).view(batch, length).clamp(min=1e-300).log()
+    survival = torch.cat([torch.zeros(batch, 1), logs.double() / remaining], dim=1).cumsum(1).exp()
+    return process.t_from_share(1 - survival)
+
+
+def entropies(evaluation: Evaluation, movable: Tensor, num_tokens: int, device: torch.device) -> Tensor:
+    """Return entropies (B, D) of the rows that may still be drawn, in nats; infinite elsewhere."""
+    entropy = torch.full(movable.shape, torch.inf, dtype=torch.float64).flatten()
+    for index in chunks(places_of(movable), num_tokens):
+        entropy[index] = torch.special.entr(evaluation.rows(index.to(device))).sum(-1).cpu().double()
+    return entropy.view(movable.shape)
+
+
+# How many coordinates are revealed after n of N evaluations: rules that look at no token.
+#
+# A rule is a share of the free coordinates F that rises from 0 to 1 with n; `rounded` makes whole numbers of
+# it, of which every evaluation has at least one.
+#
+# Shapes: B sequences.
+
+
+CountName = Literal["equal", "power", "arccos", "doubling", "learned", "entropy"]
+
+
+def share_of(counts: CountName, n: int, steps: int, exponent: float) -> float:
+    """Return the share of the coordinates that a rule has revealed after n of so many evaluations."""
+    if counts == "arccos":
+        return 1 - 2 / math.pi * math.acos(n / steps)
+    if counts == "doubling":
+        return 2.0 ** (n - steps) if n else 0.0
+    return (n / steps) ** exponent
+
+
+def rounded(free: Tensor, share: float, n: int, steps: int) -> Tensor:
+    """Return a share of the free (B,) coordinates after n steps, so that every step has one to reveal."""
+    wanted = (free.double() * share + 0.5).floor().long()
+    within = torch.minimum(wanted.clamp(min=n), free - (steps - n))
+    return torch.where(free < steps, free * n // steps, within)
+
+
+def order_of_counts(order: OrderName, shape: tuple[int, ...]) -> OrderName:
+    """Return the order whose counts an order takes: `even` of a sequence those of `random`, others their own.
+
+    What `even` reveals next depends on the counts themselves, so it has no matrix of its own to learn from.
+    """
+    return "random" if order == "even" and not is_grid(shape) else order
+
+
+def learned_for(order: OrderName, counts: Sequence[LearnedCounts], shape: tuple[int, ...]) -> LearnedCounts:
+    """Return the learned counts that an order takes; raise if there are none."""
+    wanted = order_of_counts(order, shape)
+    for each in counts:
+        if each.order == wanted:
+            return each
+    raise SamplingError(
+        f"there are no learned counts for the order {order}: make them with tauflow.learn_counts(model, "
+        f"{order!r}), or sample.py --learn_counts; or use spaced_even"
+    )
+
+
+def no_counts(order: OrderName, model: Model) -> str:
+    """Return why a model cannot be revealed with learned counts, or nothing if it can."""
+    try:
+        learned_for(order, model.counts, model.shape)
+    except SamplingError as error:
+        return str(error)
+    return ""
+
+
+def no_weights(order: OrderName, model: Model) -> str:
+    """Return why an order has no learned weights of extrapolation, or nothing if it has."""
+    along = order_of_counts(order, model.shape)
+    if along == order:
+        return ""
+    return (
+        f"the order {order} takes the counts of the order {along}, whose weights are not its own; use "
+        "extrapolation=pairs"
+    )
+
+
+# Reveal samplers, for masks only: an order of the coordinates x counts of reveals x extrapolation.
+#
+# A sequence with F free coordinates is revealed in N evaluations; evaluation n draws the next k_n coordinates
+# of the order from its rows.
+#
+#     order     random    uniformly chosen, at first-hitting times (Zheng et al. 2025): with j coordinates
+# still
+#                         masked and a = 1 - kappa, the next one is revealed at a <- u^(1/j) a, u uniform
+#               spaced    neighbours far apart (spacing.py), shifted round by a random offset of each sequence
+#               even      anew in every step: every (M / k_n)-th of the M coordinates that are still masked,
+#                         from a random offset on; on a grid always the cell farthest from all that came
+#                         before (spacing.py), shifted as `spaced` is
+#               learned   the order that came with the model (tauflow.learn_order)
+#     counts    equal     k_n = floor((n + 1) F / N) - floor(n F / N)
+#               power     increments of round(F (n / N)^power), at least 1 each: few tokens at first
+#               arccos    of round(F (1 - 2 / pi arccos(n / N))), as the Halton scheduler (Besnier et al.
+# 2025)
+#               doubling  of round(F 2^(n - N)), so that half of the tokens come last: with N = log2 F those
+# of
+#                         dilated unmasking (Luxembourg et al. 2025)
+#               learned   those that came with the model (tauflow.learn_counts), the best for its order; with
+# a
+#                         prompt in proportion
+#               entropy   as many as fit into the budget b = rho_n sum_d H_d, H_d the entropy of row d and
+# rho_n
+#                         the share of the masked coordinates that `power` would reveal: first the surest, up
+#                         to b / 10, then along the order; at least 1
+#     extrapolation of a row p_n with that of the evaluation before, clamped at 0
+#               pairs     p_n + w_n (p_n - p_{n-1}), w_n = (k_{n-1} - 1) / (2 k_n), in the last step plus
+#                         (k_n - 1) / (2 k_{n-1}), at most `weight`: k (k - 1) / 2 pairs of tokens were drawn
+#                         together as if independent, which the k_{n-1} k_n pairs of the next step make up for
+#               hitting   p_n + (t - t_n) / (t_n - t_{n-1}) (p_n - p_{n-1}), t the hitting time of the token
+# and
+#                         t_n that of the first one of the step, which is not extrapolated: the evaluation
+#                         belongs to it (HO-FHS of Zheng et al. 2025)
+#               learned   p_n min(p_n / p_{n-1}, 10)^w_n, which needs no clamp, w_n learned with the counts:
+#                         by how much the dependence that is lost is made up for (theory/counts.py)
+#
+# Without drawn hitting times t is their mean, kappa = k / (F + 1) after k reveals. Order and counts, except
+# `entropy`, never look at tokens or rows. With k_n = 1 throughout (N = F) each token is drawn from its
+# posterior given all that are revealed: exact, whatever the order and the extrapolation, and with `entropy`
+# too, since what is revealed next then follows from what is revealed already.
+
 
 SURE = 0.1  # share of an entropy budget for the surest coordinates
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from tauflow.samplers.base import Problem, State, StepInfo, fixed, option, require
 from tauflow.samplers.draws import DRAWN
 from tauflow.samplers.grids import Grid
-from tauflow.samplers.leap import Term, leap
-from tauflow.samplers.leaping import LeapingOptions
+from tauflow.samplers.leaping import LeapingOptions, Term, leap
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ The second is the reverse kernel of D3PM and SEDD, a chain with the same margina
 sources with a law over data tokens; from masks the two coincide.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from torch import Tensor
 from tauflow.denoise import Model
 from tauflow.devices import precise
 from tauflow.process import Mixture
-from tauflow.samplers.base import Problem, State, StepInfo
+from tauflow.samplers.base import Problem, State, StepInfo, Visit
 from tauflow.samplers.draws import chunks, draw, places_of, uniforms
 from tauflow.samplers.grids import Grid
 from tauflow.samplers.leaping import GridSampler
@@ -94,3 +95,107 @@ def mixture(problem: Problem) -> Mixture:
     """Return the process as the mixture that `refuses` has found it to be."""
     assert isinstance(problem.process, Mixture)
     return problem.process
+
+
+# Hazard: stratified hazard sampling (Jang et al. 2026), a baseline. Jumps come when hazard has added up.
+#
+# With q the kernel of `tweedie_d3pm` (from masks `tweedie`), a coordinate adds up its probabilities of
+# leaving,
+# S <- S + 1 - q(x), and jumps when S passes theta + k, k = 0, 1, ...; theta is uniform, and drawn once. Where
+# to is drawn from q without the own token. So the number of jumps varies by less than one about its mean.
+#
+# From noise it does not keep the law, however many evaluations there are, even at D = 1. Whether a coordinate
+# jumps depends on when it last did, not only on the state, so a token that has waited is more often noise
+# than
+# the denoiser takes it for. Systematic coins (draws.py::toss) stratify over coordinates, with new numbers in
+# every step, and keep each coordinate's law. From masks it is a reveal in random order that is done before
+# the
+# path ends.
+
+
+@dataclass(frozen=True)
+class HazardState(State):
+    _: KW_ONLY
+    left: Tensor  # (B, D): hazard until the next jump
+
+
+@dataclass(frozen=True)
+class Hazard(GridSampler):
+    def refuses(self, model: Model) -> str:
+        if isinstance(model.process, Mixture):
+            return ""
+        return f"shs is made for a mixture, this model has a {model.process.name} path; try tr_cie(grid=tau)"
+
+    def init(self, problem: Problem, x_0: Tensor, plan: Grid, generator: torch.Generator) -> HazardState:
+        return HazardState(x_0, left=uniforms(x_0.numel(), generator, x_0.device).view_as(x_0))
+
+    def step(
+        self, problem: Problem, state: State, plan: Grid, n: int, generator: torch.Generator
+    ) -> tuple[State, StepInfo]:
+        assert isinstance(state, HazardState)
+        x, left = state.x, state.left.clone().flatten()
+        visit = problem.visit(x, plan.t[n])
+        places, result = places_of(problem.movable(x)), x.clone().flatten()
+        for index in chunks(places, problem.process.num_tokens):
+            targets, leaving = self.leaving(problem, visit, plan, n, index)
+            left[index] -= leaving
+            jumps = ((left[index] <= 0) & (leaving > 0)).nonzero().squeeze(1)
+            moving = index[jumps]
+            result[moving] = problem.drawing.tokens(targets[jumps], moving, generator)
+            left[moving] += 1
+        moved = (result.view_as(x) != x).sum().item() / max(1, len(places))
+        info = StepInfo(n, plan.t[n].item(), plan.t[n + 1].item(), moved)
+        return HazardState(result.view_as(x), visit, left=left.view_as(x)), info
+
+    def leaving(
+        self, problem: Problem, visit: Visit, plan: Grid, n: int, index: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return where the coordinates index (R,) go if they leave (R, V), and the probability of it (R,)."""
+        rows, process = visit.evaluation.rows(index), problem.process
+        if process.absorbing:
+            reach = process.reach(plan.tau[n].item(), plan.tau[n + 1].item())
+            return rows, rows.new_full((len(rows),), reach, dtype=precise(rows.device))
+        own = visit.x.flatten()[index]
+        kernel = d3pm_kernel(mixture(problem), rows, own, plan.t[n].item(), plan.t[n + 1].item())
+        kernel = kernel / kernel.sum(-1, keepdim=True)
+        targets = kernel.scatter(1, own[:, None], 0)
+        return targets, targets.sum(-1)
+
+
+# FUDOKI's own sampler: a guess of the data, and a leap of the chain towards it.
+#
+# In every step each coordinate draws x_1 from its posterior. With u(s; x, x_1) the rate of its jumps on the
+# path to that x_1, per unit of t, and L = h sum_s u(s), it moves with the probability 1 - exp(-L), to s in
+# proportion to u(s). The grid is t_n = n / N, and the last of N evaluations draws x_1. Where the rate is
+# infinite at t = 0 a metric process says 0, as FUDOKI does, so the first evaluation then moves nothing.
+#
+# As in leap.py a coordinate is a candidate with the probability 1 - exp(-A) first, A = h lam(t) mass(t) >= L,
+# and only rows of candidates are read.
+
+
+@dataclass(frozen=True)
+class Fudoki(GridSampler):
+    @property
+    def uses_rate(self) -> bool:
+        return True
+
+    def step(
+        self, problem: Problem, state: State, plan: Grid, n: int, generator: torch.Generator
+    ) -> tuple[State, StepInfo]:
+        x, process, t = state.x, problem.process, plan.t[n].item()
+        visit = problem.visit(x, t)
+        scale = plan.dt(n) * process.rate_factor(t)
+        candidate = -math.expm1(-scale * process.mass(t))
+        places = places_of(problem.movable(x))
+        count = len(places)
+        places = places[uniforms(count, generator, x.device) < candidate]
+        result = x.clone().flatten()
+        for index in chunks(places, process.num_tokens):
+            x_1 = problem.drawing.tokens(visit.evaluation.rows(index), index, generator)
+            rates = process.toward(x_1, result[index], t) * scale
+            chance = -torch.expm1(-rates.sum(-1))
+            moves = (uniforms(len(index), generator, x.device) * candidate < chance).nonzero().squeeze(1)
+            moving = index.index_select(0, moves)
+            result[moving] = problem.drawing.tokens(rates.index_select(0, moves), moving, generator)
+        moved = (result.view_as(x) != x).sum().item() / max(1, count)
+        return State(result.view_as(x), visit), StepInfo(n, t, plan.t[n + 1].item(), moved)

@@ -45,15 +45,14 @@ import torch
 from torch import Tensor
 
 from tauflow.denoise import LearnedCounts, Model
-from tauflow.denoise.counts import checked_counts
+from tauflow.denoise.model import checked_counts
 from tauflow.errors import SamplingError
 from tauflow.samplers import sample
-from tauflow.samplers.api import check_model, seeded
 from tauflow.samplers.base import Problem, require
 from tauflow.samplers.draws import chunks
-from tauflow.samplers.reveal_counts import order_of_counts
-from tauflow.samplers.reveal_order import OrderName, drawn_keys, drawn_times, needs_masks
-from tauflow.samplers.spacing import is_grid
+from tauflow.samplers.geometry import is_grid
+from tauflow.samplers.reveal import OrderName, drawn_keys, drawn_times, needs_masks, order_of_counts
+from tauflow.samplers.run import check_model, seeded
 from tauflow.theory import beside
 from tauflow.theory.orders import checked_data
 

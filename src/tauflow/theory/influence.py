@@ -18,8 +18,8 @@ from torch import Tensor
 from tauflow.denoise import Model
 from tauflow.errors import SamplingError
 from tauflow.samplers import sample
-from tauflow.samplers.api import check_model, seeded
 from tauflow.samplers.base import Problem
+from tauflow.samplers.run import check_model, seeded
 from tauflow.theory import beside
 from tauflow.theory.orders import ENTRIES, checked_data
 

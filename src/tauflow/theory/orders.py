@@ -19,7 +19,7 @@ from torch import Tensor
 from tauflow.denoise import Denoiser, Model
 from tauflow.errors import SamplingError
 from tauflow.samplers import sample
-from tauflow.samplers.api import check_model, seeded
+from tauflow.samplers.run import check_model, seeded
 from tauflow.theory import beside
 
 ENTRIES = 2**24  # of a batch of posteriors: some tens of megabytes

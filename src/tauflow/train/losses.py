@@ -6,7 +6,7 @@ Shapes: R rows, V data tokens.
 import torch.nn.functional as F
 from torch import Tensor
 
-from tauflow.denoise.evaluation import single
+from tauflow.denoise.denoiser import single
 
 
 def cross_entropy(logits: Tensor, x_1: Tensor) -> Tensor:
