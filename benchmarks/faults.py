@@ -352,21 +352,21 @@ FAULTS = [
     # theory
     Fault(
         "backward messages along the wrong direction",
-        "theory/countdown.py",
+        "tasks/countdown.py",
         "backward[:, d] = (backward[:, d + 1] * likelihood[:, d + 1]) @ transition.T",
         "backward[:, d] = (backward[:, d + 1] * likelihood[:, d + 1]) @ transition",
         "test_countdown.py::test_forward_backward_equals_enumeration",
     ),
     Fault(
         "entropy counts a transition too many",
-        "theory/countdown.py",
+        "tasks/countdown.py",
         "for _ in range(length - 1):",
         "for _ in range(length):",
         "test_countdown.py::test_stationary_law_and_entropy",
     ),
     Fault(
         "countdown free to jump before zero",
-        "theory/countdown.py",
+        "tasks/countdown.py",
         "return (x >= step) * (x - step) + (x < step) * fresh",
         "return (x > step) * (x - step) + (x <= step) * fresh",
         "test_countdown.py::test_stationary_law_and_entropy",
@@ -465,7 +465,7 @@ FAULTS = [
     ),
     Fault(
         "condition not given is taken for the first value",
-        "networks/features.py",
+        "networks/heads.py",
         "table(torch.where(column == DROPPED, table.num_embeddings - 1, column))",
         "table(torch.where(column == DROPPED, 0, column))",
         "test_networks.py::test_each_column_of_a_condition_matters_and_not_given_is_a_value_of_its_own",
@@ -486,7 +486,7 @@ FAULTS = [
     ),
     Fault(
         "anchors look at masked values",
-        "networks/anchors.py",
+        "networks/heads.py",
         "known = (x < self.num_tokens).float().permute(0, 3, 1, 2)",
         "known = (x <= self.num_tokens).float().permute(0, 3, 1, 2)",
         "test_unet.py::test_anchors_are_means_of_what_is_known_and_guesses_by_other_channels",
@@ -508,7 +508,7 @@ FAULTS = [
     ),
     Fault(
         "samples judged by another step than asked for",
-        "tasks/countdown_metrics.py",
+        "tasks/countdown.py",
         "    return condition + 1",
         "    return 0 * condition + 1",
         "test_countdown.py::test_labelled_metrics_by_hand",
@@ -564,7 +564,7 @@ FAULTS = [
     ),
     Fault(
         "every pass over the data in the same order",
-        "tasks/items.py",
+        "tasks/base.py",
         "seed_of(self.name, self.seed, number)",
         "seed_of(self.name, self.seed)",
         "test_text.py::test_every_pass_is_a_permutation",
@@ -649,7 +649,7 @@ FAULTS = [
     ),
     Fault(
         "standard error of the bound counts the spread over time",
-        "train/losses.py",
+        "train/bound.py",
         "values = values[at.argsort()].double()",
         "values = values.double()",
         "test_losses.py::test_standard_error_is_honest",
@@ -685,21 +685,21 @@ FAULTS = [
     # evaluation
     Fault(
         "every batch of samples with the same seed",
-        "evaluation/measure.py",
+        "evaluation/evaluate.py",
         'return generator_for("evaluation", self.seed, batch)',
         'return generator_for("evaluation", self.seed)',
         "test_evaluation.py::test_values_and_errors_are_those_of_the_samples",
     ),
     Fault(
         "temperature of an evaluation ignored",
-        "evaluation/measure.py",
+        "evaluation/evaluate.py",
         "if self.temperature != 1:",
         "if False:",
         "test_sample_cli.py::test_prompt_temperature_guidance_and_precision",
     ),
     Fault(
         "condition asked for ignored",
-        "evaluation/measure.py",
+        "evaluation/evaluate.py",
         "        if self.condition is not None:\n            return self.condition",
         "        if False:\n            return self.condition",
         "test_evaluation.py::test_conditions_are_those_of_validation_items_or_the_one_asked_for",
@@ -734,21 +734,21 @@ FAULTS = [
     ),
     Fault(
         "a NaN may be the best",
-        "evaluation/views.py",
+        "evaluation/tables.py",
         "if measured and math.isfinite(measured.value) and row != REAL:",
         "if measured and row != REAL:",
         "test_evaluation.py::test_best_ignores_what_is_no_number_and_ties_of_all",
     ),
     Fault(
         "paired difference with the wrong sign",
-        "evaluation/views.py",
+        "evaluation/tables.py",
         "self._means([a - b for a, b in zip(*lists, strict=False)] for lists in both)",
         "self._means([b - a for a, b in zip(*lists, strict=False)] for lists in both)",
         "test_likelihood_evaluation.py::test_differences_are_those_of_the_same_items",
     ),
     Fault(
         "nll of a sequence instead of a token",
-        "evaluation/likelihood.py",
+        "evaluation/evaluate.py",
         'each = [number / task.length for number in over_ranks(nats, "SUM")]',
         'each = list(over_ranks(nats, "SUM"))',
         "test_likelihood_evaluation.py::test_it_is_that_of_the_first_validation_items",
@@ -871,7 +871,7 @@ FAULTS = [
     ),
     Fault(
         "finished run trained further",
-        "cli/resume.py",
+        "cli/train.py",
         "if limit is not None and 0 <= limit <= reached:",
         "if limit is not None and 0 <= limit < reached:",
         "test_cli.py::test_resuming_what_cannot_be_resumed",
@@ -885,7 +885,7 @@ FAULTS = [
     ),
     Fault(
         "folder of a running run resumed",
-        "cli/runs.py",
+        "cli/train.py",
         "    with held(folder, IN_USE):\n        yield folder\n\n\n@contextmanager\ndef _new",
         "    yield folder\n\n\n@contextmanager\ndef _new",
         "test_training_faults.py::test_a_folder_in_which_a_run_trains_is_not_resumed",

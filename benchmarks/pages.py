@@ -26,8 +26,7 @@ from benchmarks.studies.paired import difference_table
 from tauflow import files
 from tauflow.errors import TauflowError
 from tauflow.evaluation.store import Results
-from tauflow.evaluation.tables import TableSpec, markdown_table
-from tauflow.evaluation.views import Frame
+from tauflow.evaluation.tables import Frame, TableSpec, markdown_table
 
 RESULTS = Path(__file__).parent / "results"
 PLACE = re.compile(r"(<!-- (table|finding) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)

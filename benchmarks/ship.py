@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 import tauflow
-from tauflow.evaluation.reference import real_items
+from tauflow.evaluation.evaluate import real_items
 from tauflow.files import digest, write
 from tauflow.tasks import Task
 from tauflow.tasks.images.items import Kept

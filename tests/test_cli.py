@@ -9,13 +9,11 @@ import torch
 import yaml
 from conftest import ROOT, TINY, load_plain, run_train, train_here
 
-from tauflow.cli.configs import prepared
-from tauflow.cli.train import TauflowCLI, train
+from tauflow.cli.train import TauflowCLI, prepared, train
 from tauflow.evaluation.evaluate import choose_samplers
 from tauflow.samplers import sampler_from
-from tauflow.train.callbacks import Progress
+from tauflow.train.callbacks import LogLines, Progress
 from tauflow.train.checkpoints import describe
-from tauflow.train.messages import LogLines
 from tauflow.train.trained import CLASSES
 from tauflow.untrusted import build
 

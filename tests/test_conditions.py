@@ -13,10 +13,10 @@ import tauflow
 from tauflow.denoise import DROPPED
 from tauflow.errors import SettingsError
 from tauflow.tasks import Countdown, DataFacts, LabelledCountdown
+from tauflow.tasks.base import Share, Shuffled
 from tauflow.tasks.data import GlobalBatches, Numbered, TaskData
-from tauflow.tasks.items import Share, Shuffled
 from tauflow.train import DFMModule
-from tauflow.train.batches import condition_of, refuse_values, tokens_of
+from tauflow.train.bound import condition_of, refuse_values, tokens_of
 from tauflow.train.checkpoints import AtomicCheckpointIO
 
 

@@ -21,7 +21,7 @@ from benchmarks.theory.laws import EnumerableLaw
 from tauflow import Model, Trained
 from tauflow.cli.sample_help import epilog
 from tauflow.errors import SamplingError
-from tauflow.evaluation.measure import Sampling, measure_cell
+from tauflow.evaluation.evaluate import Sampling, measure_cell
 from tauflow.evaluation.store import Results
 from tauflow.evaluation.tables import to_markdown
 from tauflow.recipes import pretrained

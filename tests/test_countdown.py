@@ -7,8 +7,14 @@ from benchmarks.theory.laws import EnumerableLaw
 from tauflow import Marginal, Masked, Mixture, Uniform
 from tauflow.errors import SettingsError
 from tauflow.tasks import Countdown, LabelledCountdown
-from tauflow.tasks.countdown import CountdownItems
-from tauflow.theory.countdown import entropy, posterior, stationary_law, transition_matrix, violations
+from tauflow.tasks.countdown import (
+    CountdownItems,
+    entropy,
+    posterior,
+    stationary_law,
+    transition_matrix,
+    violations,
+)
 
 
 def data(count: int, length: int = 256, values: int = 32, seed: int = 0) -> torch.Tensor:

@@ -15,18 +15,14 @@ import tauflow
 from tauflow import Masked, Mixture, Model, Trained, Uniform, files
 from tauflow.denoise.denoiser import LogitsEvaluation
 from tauflow.errors import FolderInUse, SamplingError, SettingsError, TauflowError, WriteError
-from tauflow.evaluation.evaluate import SamplerGrid
-from tauflow.evaluation.folder import opened_results
-from tauflow.evaluation.grid import GridOptions
-from tauflow.evaluation.measure import Sampling
+from tauflow.evaluation.evaluate import GridOptions, SamplerGrid, Sampling
 from tauflow.evaluation.pictures import samples_of
 from tauflow.evaluation.report import save_report
-from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale
-from tauflow.evaluation.tables import Table, number_text, print_results, to_csv, to_markdown, turned
-from tauflow.evaluation.views import Frame
+from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale, opened_results
+from tauflow.evaluation.tables import Frame, Table, number_text, print_results, to_csv, to_markdown, turned
 from tauflow.samplers import SETS
 from tauflow.tasks import LabelledCountdown
-from tauflow.theory.countdown import posterior, violations
+from tauflow.tasks.countdown import posterior, violations
 
 LENGTH, VALUES = 12, 5
 METRICS = ["error_rate", "sequence_error_rate", "unigram_tv"]
@@ -265,8 +261,8 @@ import torch
 
 import tauflow.evaluation.store as store
 from tauflow.errors import TauflowError, WriteError
-from tauflow.evaluation.folder import opened_results
-from tauflow.evaluation.grid import GridOptions, run_grid
+from tauflow.evaluation.store import opened_results
+from tauflow.evaluation.evaluate import GridOptions, run_grid
 from tauflow.evaluation.store import Cell
 
 rank, folder, free, busy = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])

@@ -20,7 +20,7 @@ from benchmarks.studies.transitions import (
 )
 from benchmarks.theory.laws import Chain, transition_counts
 from tauflow.evaluation.store import REAL, Cell, Measured, Results, Scale
-from tauflow.evaluation.views import Frame
+from tauflow.evaluation.tables import Frame
 from tauflow.samplers import sampler_from
 from tauflow.seeds import generator_for
 

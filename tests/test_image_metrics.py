@@ -15,8 +15,7 @@ from torchmetrics.image.fid import FrechetInceptionDistance
 from torchmetrics.image.kid import KernelInceptionDistance
 
 from tauflow.errors import SettingsError
-from tauflow.evaluation.measure import measured, update
-from tauflow.evaluation.reference import reference_cell
+from tauflow.evaluation.evaluate import measured, reference_cell, update
 from tauflow.tasks.images import Images
 from tauflow.tasks.images.distances import (
     Classifier,

@@ -20,7 +20,7 @@ from benchmarks.studies.image_schedules import verdict
 from benchmarks.studies.paired import with_differences
 from tauflow.errors import TauflowError
 from tauflow.evaluation.store import REAL, Cell, Measured, Results, Scale
-from tauflow.evaluation.views import Frame
+from tauflow.evaluation.tables import Frame
 from tauflow.networks import UNetConfig
 from tauflow.process import source_from
 from tauflow.tasks import Images
@@ -275,7 +275,7 @@ def run_orders(checkpoint, out, *words):
 def test_an_order_is_measured_by_tauflow_nll(models, tmp_path, monkeypatch):
     """By hand: the same items and seeds with channels that are said to be apart."""
     from benchmarks.studies import base
-    from tauflow.evaluation.measure import Sampling
+    from tauflow.evaluation.evaluate import Sampling
 
     checkpoint = models("masked", tokens="decorrelated")
     results = run_orders(checkpoint, tmp_path / "out", "--nfes", "8", "--nll_items", "3")

@@ -16,8 +16,8 @@ from tauflow import Masked, Mixture, Model, Uniform
 from tauflow.errors import SamplingError
 from tauflow.samplers import sampler_from
 from tauflow.samplers.independent import correlations, independent_ranks
+from tauflow.tasks.countdown import violations
 from tauflow.theory import influence
-from tauflow.theory.countdown import violations
 
 D, V = 32, 8
 LAW = EnumerableLaw.random(num_tokens=3, length=4, spread=1.5)

@@ -11,15 +11,12 @@ from test_evaluation import LENGTH, VALUES, cell_of, exact, labelled, run, sampl
 
 import tauflow
 from tauflow import Masked, Mixture, Model, Trained, Uniform
-from tauflow.evaluation.evaluate import SamplerGrid
+from tauflow.evaluation.evaluate import SamplerGrid, Sampling
 from tauflow.evaluation.figures import quality_figure
-from tauflow.evaluation.folder import opened_results
-from tauflow.evaluation.measure import Sampling
 from tauflow.evaluation.report import save_report
-from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale
-from tauflow.evaluation.tables import number_text, print_results, to_csv, to_markdown
+from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale, opened_results
+from tauflow.evaluation.tables import Frame, number_text, print_results, to_csv, to_markdown
 from tauflow.evaluation.tensorboard import write_grid
-from tauflow.evaluation.views import Frame
 from tauflow.samplers.draws import categorical
 from tauflow.samplers.tweedie import Tweedie
 from tauflow.seeds import generator_for

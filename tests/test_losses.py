@@ -10,9 +10,9 @@ import torch
 from benchmarks.theory.laws import EnumerableLaw
 from tauflow import Marginal, Masked, Mixture, Uniform
 from tauflow.process import spread_kappas
+from tauflow.tasks import countdown
 from tauflow.tasks.countdown import CountdownItems
-from tauflow.theory import countdown
-from tauflow.train.losses import stratified_mean
+from tauflow.train.bound import stratified_mean
 
 
 def bound(posterior, x_1, process, seed=0):

@@ -10,7 +10,7 @@ from test_module import TRAINER, module
 from tauflow.process import SCHEDULES, Polynomial, schedule_from
 from tauflow.tasks import LabelledCountdown
 from tauflow.tasks.data import TaskData
-from tauflow.train.messages import LogLines, Summary, duration, in_words
+from tauflow.train.callbacks import LogLines, Summary, duration, in_words
 
 
 def printed(capsys, *callbacks) -> list[str]:

@@ -13,17 +13,15 @@ from conftest import ROOT, sample_here, train_here
 
 import tauflow
 from tauflow.errors import SettingsError
-from tauflow.evaluation.distributions import numbers_of, properties_figure, samples_csv
-from tauflow.evaluation.hooks import joined_tables
-from tauflow.evaluation.measure import measured
-from tauflow.evaluation.reference import reference
+from tauflow.evaluation.evaluate import measured, reference
+from tauflow.evaluation.figures import numbers_of, properties_figure, samples_csv
 from tauflow.evaluation.report import sample_files
-from tauflow.evaluation.store import Cell, Results
+from tauflow.evaluation.store import Cell, Results, joined_tables
 from tauflow.moses import Reference, canonical, moses_metrics, properties
 from tauflow.tasks import Molecules
 from tauflow.tasks.molecules.bins import Bins, property_names
 from tauflow.tasks.molecules.written import smiles_of, written
-from tauflow.train.described import describe
+from tauflow.train.checkpoints import describe
 
 FILE = ROOT / "tests" / "data" / "molecules.smi"  # 60 short molecules of the test set of MOSES
 SMILES = FILE.read_text().split()

@@ -11,7 +11,7 @@ from benchmarks.studies.molecules import SCAFFOLDS, chains_of, enough_table
 from benchmarks.studies.moses_rows import MOSES, PUBLISHED
 from tauflow.errors import SettingsError
 from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale
-from tauflow.evaluation.views import Frame
+from tauflow.evaluation.tables import Frame
 from tauflow.moses import canonical
 from tauflow.tasks import Molecules
 

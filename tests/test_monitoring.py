@@ -13,7 +13,7 @@ import tauflow
 from tauflow.cli.sample import sample as sample_cli
 from tauflow.cli.train import TauflowCLI
 from tauflow.evaluation.store import REAL, Results
-from tauflow.evaluation.views import Frame
+from tauflow.evaluation.tables import Frame
 from tauflow.samplers import SAMPLERS
 from tauflow.samplers.leaping import Leaping
 

@@ -10,8 +10,18 @@ import tauflow
 import tauflow.cli.sample
 from tauflow.cli.sample_arguments import parser
 from tauflow.denoise import DROPPED
-from tauflow.evaluation.mosaics import CAPTION, Block, Strip, mosaic, shortened, text_width, wrapped
-from tauflow.evaluation.pictures import headline, reduced, samples_figure
+from tauflow.evaluation.pictures import (
+    CAPTION,
+    Block,
+    Strip,
+    headline,
+    mosaic,
+    reduced,
+    samples_figure,
+    shortened,
+    text_width,
+    wrapped,
+)
 from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale, Shown
 from tauflow.train import SHIPPED
 

@@ -19,8 +19,7 @@ from lightning.pytorch import Trainer
 import tauflow
 import tauflow.cli.sample
 from tauflow import files
-from tauflow.evaluation.folder import replace_samples
-from tauflow.evaluation.store import REAL, Results
+from tauflow.evaluation.store import REAL, Results, replace_samples
 from tauflow.networks import TransformerConfig
 from tauflow.samplers import SAMPLERS
 from tauflow.samplers.registry import options_of

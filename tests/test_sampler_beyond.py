@@ -27,8 +27,8 @@ from tauflow.samplers.draws import toss
 from tauflow.samplers.geometry import RASTER, farthest_ranks, hilbert, shifted, spaced_ranks, walk_of
 from tauflow.samplers.leaping import Rule, Term, leap
 from tauflow.samplers.reveal import Reveal
+from tauflow.tasks.countdown import posterior, violations
 from tauflow.theory import orders
-from tauflow.theory.countdown import posterior, violations
 
 STRONG = EnumerableLaw.random(num_tokens=2, length=4, spread=1.5)
 RANKS = torch.tensor([2, 0, 3, 1])

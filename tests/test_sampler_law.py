@@ -30,7 +30,7 @@ from tauflow.denoise import CallableDenoiser
 from tauflow.samplers import SAMPLERS, Visit, sampler_from
 from tauflow.samplers.draws import categorical
 from tauflow.samplers.leaping import Clamp, LeapingOptions, Rule, Term, intensities, leap
-from tauflow.theory.countdown import posterior, violations
+from tauflow.tasks.countdown import posterior, violations
 
 V, D = 3, 2
 LAW = EnumerableLaw.random(num_tokens=V, length=D, spread=1.0, seed=1)

@@ -12,8 +12,7 @@ from conftest import ROOT, sample_here, train_here
 
 from tauflow.denoise import DROPPED
 from tauflow.errors import SettingsError
-from tauflow.evaluation.measure import measured, update
-from tauflow.evaluation.reference import real_items, reference
+from tauflow.evaluation.evaluate import measured, real_items, reference, update
 from tauflow.evaluation.store import Results
 from tauflow.geneval import Scored, evaluate, relation, summarise
 from tauflow.geneval.records import checked

@@ -19,7 +19,7 @@ from tauflow.tasks.sequences.metrics import BrokenPadding, LengthTotalVariation,
 from tauflow.tasks.sequences.sources import StringFiles
 from tauflow.tasks.sequences.table import digest
 from tauflow.tasks.sequences.tokens import PAD, Tokens, pattern_of
-from tauflow.train.described import describe
+from tauflow.train.checkpoints import describe
 
 
 def words(count=200):

@@ -15,7 +15,7 @@ from tauflow.cli.sample import sample
 from tauflow.errors import CheckpointError
 from tauflow.evaluation.evaluate import choose_samplers, evaluate
 from tauflow.evaluation.store import Measured
-from tauflow.evaluation.views import Frame
+from tauflow.evaluation.tables import Frame
 from tauflow.moses import canonical
 from tauflow.train import SHIPPED
 

@@ -31,11 +31,10 @@ from tauflow import files
 from tauflow.denoise.denoiser import Wrapper
 from tauflow.errors import SettingsError, TauflowError
 from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale
-from tauflow.evaluation.tables import to_csv
-from tauflow.evaluation.views import Frame, View
+from tauflow.evaluation.tables import Frame, View, to_csv
 from tauflow.process import schedule_from
 from tauflow.samplers import sampler_from
-from tauflow.tasks.settings import parsed
+from tauflow.tasks.data import parsed
 from tauflow.train import SHIPPED
 
 ROOT = Path(__file__).parents[1]

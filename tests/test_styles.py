@@ -2,10 +2,9 @@
 
 import pytest
 
-from tauflow.evaluation.figures import quality_figure
+from tauflow.evaluation.figures import STYLES, quality_figure, styles
 from tauflow.evaluation.store import Cell, Measured, Record, Results, Scale
-from tauflow.evaluation.styles import STYLES, styles
-from tauflow.evaluation.views import Frame
+from tauflow.evaluation.tables import Frame
 from tauflow.samplers import SAMPLERS
 from tauflow.samplers.registry import spec_name
 

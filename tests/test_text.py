@@ -21,10 +21,10 @@ import tauflow
 from tauflow.cli.train import TauflowCLI
 from tauflow.errors import CheckpointError, SettingsError
 from tauflow.evaluation.store import Results
-from tauflow.evaluation.views import Frame
+from tauflow.evaluation.tables import Frame
 from tauflow.tasks import Text
+from tauflow.tasks.base import Share
 from tauflow.tasks.data import TaskData
-from tauflow.tasks.items import Share
 from tauflow.tasks.text.blocks import Split, cached_blocks, pack
 from tauflow.tasks.text.corpus import BuiltIn, Files, Hub, in_validation
 from tauflow.tasks.text.metrics import Distinct, Entropy

@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 from conftest import ENV, TINY, assert_equal, load_plain, paused, read_scalars, run_train, train_command
 
-from tauflow.cli.runs import next_version
-from tauflow.cli.train import train
+from tauflow.cli.train import next_version, train
 from tauflow.evaluation import evaluate
 from tauflow.evaluation.store import Results
 from tauflow.files import held

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from tauflow import Masked, Mixture, Model, sample
 from tauflow.networks import UNetConfig
-from tauflow.networks.anchors import BOXES, Anchors
 from tauflow.networks.base import Network
-from tauflow.networks.heads import CHUNK, LogisticHead
+from tauflow.networks.heads import BOXES, CHUNK, Anchors, LogisticHead
 
 V = 16
 CONFIGS = {

@@ -18,7 +18,7 @@ from torch import Tensor
 import tauflow
 from benchmarks.theory.laws import EnumerableLaw
 from benchmarks.theory.propagator import PROPAGATED, Propagator
-from tauflow.evaluation.styles import styles
+from tauflow.evaluation.figures import styles
 from tauflow.samplers import SAMPLERS, Sampler
 
 BUDGETS = [2, 4, 8, 16, 32, 64]

@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tauflow.theory.countdown import entropy
+from tauflow.tasks.countdown import entropy
 
 
 def main() -> None:

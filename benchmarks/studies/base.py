@@ -17,11 +17,9 @@ from typing import Any, ClassVar
 from benchmarks.studies.report import FILES, save
 from tauflow import files
 from tauflow.errors import SettingsError, TauflowError
-from tauflow.evaluation.evaluate import task_of
-from tauflow.evaluation.folder import opened_results
-from tauflow.evaluation.grid import GridOptions, run_grid
-from tauflow.evaluation.store import Cell, Factors, Measured, Record, Results, Scale
-from tauflow.evaluation.views import View
+from tauflow.evaluation.evaluate import GridOptions, run_grid, task_of
+from tauflow.evaluation.store import Cell, Factors, Measured, Record, Results, Scale, opened_results
+from tauflow.evaluation.tables import View
 from tauflow.recipes import pretrained
 from tauflow.recipes.folders import digest_of
 from tauflow.train import SHIPPED, Trained, load

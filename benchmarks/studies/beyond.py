@@ -16,9 +16,9 @@ from tauflow.denoise import Model
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import choose_samplers, task_of
 from tauflow.evaluation.store import Cell, Factors, Measured, Record, Scale
-from tauflow.evaluation.views import View
+from tauflow.evaluation.tables import View
 from tauflow.samplers import Sampler, sampler_from
-from tauflow.tasks.items import items_of
+from tauflow.tasks.base import items_of
 from tauflow.theory.orders import dependence, learn_order
 from tauflow.train import Trained
 

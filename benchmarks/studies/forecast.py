@@ -14,11 +14,11 @@ from tauflow.denoise import LearnedCounts, Model
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import choose_samplers, task_of
 from tauflow.evaluation.store import Cell, Factors, Measured, Record, Results, Scale
-from tauflow.evaluation.views import Frame, View
+from tauflow.evaluation.tables import Frame, View
 from tauflow.samplers import Problem
 from tauflow.samplers.registry import spec_name
 from tauflow.samplers.reveal import OrderName, Reveal, order_of_counts
-from tauflow.tasks.items import items_of
+from tauflow.tasks.base import items_of
 from tauflow.theory.counts import Shortest, budgets, excess, forecast
 from tauflow.train import Trained
 

@@ -14,8 +14,8 @@ from PIL import Image
 from benchmarks.studies.geneval_results import Result, read, report, write
 from tauflow import files
 from tauflow.errors import SettingsError
-from tauflow.evaluation.folder import held
-from tauflow.evaluation.grid import progress_bar
+from tauflow.evaluation.evaluate import progress_bar
+from tauflow.evaluation.store import held
 from tauflow.geneval import (
     CLIP,
     MASK2FORMER,

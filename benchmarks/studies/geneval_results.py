@@ -8,8 +8,7 @@ from typing import Any
 
 from tauflow import files
 from tauflow.errors import TauflowError
-from tauflow.evaluation.kinds import check_kinds
-from tauflow.evaluation.store import Measured
+from tauflow.evaluation.store import Measured, check_kinds
 from tauflow.evaluation.tables import number_text
 from tauflow.geneval import Record, Score, Scored, records, summarise
 from tauflow.geneval.pretrained import label_of

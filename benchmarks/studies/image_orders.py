@@ -9,11 +9,9 @@ from benchmarks.studies.base import Study
 from benchmarks.studies.images import METRIC, NEEDS, image_task
 from tauflow.denoise import Model
 from tauflow.errors import SettingsError
-from tauflow.evaluation.evaluate import check, task_of
-from tauflow.evaluation.likelihood import nll_scales, no_nll, with_nll
-from tauflow.evaluation.measure import Sampling
+from tauflow.evaluation.evaluate import Sampling, check, nll_scales, no_nll, task_of, with_nll
 from tauflow.evaluation.store import Cell, Factors, Scale
-from tauflow.evaluation.views import View
+from tauflow.evaluation.tables import View
 from tauflow.samplers import Sampler, sampler_from
 from tauflow.tasks import Images
 

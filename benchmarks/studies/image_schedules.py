@@ -10,8 +10,7 @@ from benchmarks.studies.paired import difference
 from tauflow.denoise import Model
 from tauflow.errors import SettingsError
 from tauflow.evaluation.store import REAL, Factors, Measured, Results
-from tauflow.evaluation.tables import TableSpec, number_text
-from tauflow.evaluation.views import Frame, View
+from tauflow.evaluation.tables import Frame, TableSpec, View, number_text
 from tauflow.process import Mixture
 from tauflow.train import Trained
 

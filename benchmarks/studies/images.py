@@ -9,9 +9,7 @@ from benchmarks.studies.models import OnModels
 from benchmarks.studies.pictured import PICTURED, PICTURES, write_pictures
 from tauflow import tasks
 from tauflow.errors import SettingsError
-from tauflow.evaluation.evaluate import task_of
-from tauflow.evaluation.measure import Sampling
-from tauflow.evaluation.reference import real_items
+from tauflow.evaluation.evaluate import Sampling, real_items, task_of
 from tauflow.evaluation.store import Cell, Factors, Results, Shown
 from tauflow.train import Trained
 

@@ -15,8 +15,7 @@ from benchmarks.theory.laws import Chain, EnumerableLaw
 from tauflow.denoise import CallableDenoiser, Model
 from tauflow.process import Mixture, Process, schedule_from, source_from
 from tauflow.seeds import generator_for
-from tauflow.tasks import Countdown, SampleMean, SampleMetric, Task, UnigramTotalVariation
-from tauflow.theory import countdown
+from tauflow.tasks import Countdown, SampleMean, SampleMetric, Task, UnigramTotalVariation, countdown
 from tauflow.train import Trained
 
 LEAK = 1e-4  # makes every transition of countdown possible, so that the posterior exists at wrong states

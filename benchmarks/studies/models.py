@@ -10,12 +10,22 @@ from typing import ClassVar
 
 from benchmarks.studies.base import Study, records
 from tauflow.denoise import Model
-from tauflow.evaluation.evaluate import check, choose_samplers, task_of
-from tauflow.evaluation.likelihood import nll_scales, no_nll, with_nll
-from tauflow.evaluation.measure import DETAILS, Sampling, adaptive_scales, measure_cell, scales
-from tauflow.evaluation.reference import reference
+from tauflow.evaluation.evaluate import (
+    DETAILS,
+    Sampling,
+    adaptive_scales,
+    check,
+    choose_samplers,
+    measure_cell,
+    nll_scales,
+    no_nll,
+    reference,
+    scales,
+    task_of,
+    with_nll,
+)
 from tauflow.evaluation.store import REAL, Cell, Factors, Scale
-from tauflow.evaluation.views import View
+from tauflow.evaluation.tables import View
 from tauflow.samplers import Sampler, sampler_from
 from tauflow.train import Trained
 

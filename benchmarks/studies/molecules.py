@@ -10,12 +10,10 @@ from benchmarks.studies.models import OnModels, Subject
 from benchmarks.studies.moses_rows import MOSES, PUBLISHED, SOURCE
 from tauflow import files, tasks
 from tauflow.errors import SettingsError
-from tauflow.evaluation.evaluate import task_of
-from tauflow.evaluation.measure import Sampling
+from tauflow.evaluation.evaluate import Sampling, task_of
 from tauflow.evaluation.pictures import samples_figure
 from tauflow.evaluation.store import REAL, Cell, Factors, Results
-from tauflow.evaluation.tables import number_text
-from tauflow.evaluation.views import Frame, View
+from tauflow.evaluation.tables import Frame, View, number_text
 from tauflow.samplers import Prompt, Sampler, sampler_from
 from tauflow.tasks.sequences.metrics import lengths_of
 from tauflow.tasks.sequences.tokens import PATTERNS, splitter

@@ -8,7 +8,7 @@ from benchmarks.theory import observers
 from benchmarks.theory.diagnostic import Diagnostic
 from tauflow.errors import SettingsError
 from tauflow.evaluation.store import Cell, Factors, Measured, Record, Scale
-from tauflow.evaluation.views import View
+from tauflow.evaluation.tables import View
 from tauflow.samplers import sample
 from tauflow.seeds import generator_for
 

@@ -13,7 +13,7 @@ from benchmarks.studies.models import OnModels, Subject
 from benchmarks.studies.subjects import OnLawsAndModels
 from tauflow.denoise import Model
 from tauflow.evaluation.store import Cell, Factors, Measured, Results, Scale
-from tauflow.evaluation.views import Frame, View
+from tauflow.evaluation.tables import Frame, View
 from tauflow.samplers import Sampler, sample
 from tauflow.train import Trained
 

@@ -5,8 +5,7 @@ import math
 
 from tauflow.errors import TauflowError
 from tauflow.evaluation.store import Cell, Measured, Record, Results, Scale
-from tauflow.evaluation.tables import TableSpec, number_text, thinned
-from tauflow.evaluation.views import Frame, View
+from tauflow.evaluation.tables import Frame, TableSpec, View, number_text, thinned
 
 
 def difference(frame: Frame, spec: TableSpec, row: str, base: str, x: float) -> Measured | None:

@@ -8,10 +8,9 @@ import numpy as np
 from benchmarks.studies.models import Subject
 from tauflow import files
 from tauflow.evaluation.evaluate import task_of
-from tauflow.evaluation.mosaics import Block, Strip, mosaic
-from tauflow.evaluation.pictures import captions_of, samples_of
+from tauflow.evaluation.pictures import Block, Strip, captions_of, mosaic, samples_of
 from tauflow.evaluation.store import Cell, Results
-from tauflow.evaluation.views import View
+from tauflow.evaluation.tables import View
 
 PICTURED = 8  # the budget whose samples are shown
 PICTURES = 8  # of a row

@@ -16,12 +16,10 @@ from benchmarks.studies.transitions import TransitionEntropy
 from tauflow import files
 from tauflow.denoise import Model
 from tauflow.errors import SettingsError
-from tauflow.evaluation.evaluate import choose_samplers, task_of
-from tauflow.evaluation.figures import draw_panel
-from tauflow.evaluation.measure import scales
+from tauflow.evaluation.evaluate import choose_samplers, scales, task_of
+from tauflow.evaluation.figures import draw_panel, styles
 from tauflow.evaluation.store import REAL, Factors, Results, Scale
-from tauflow.evaluation.styles import styles
-from tauflow.evaluation.views import Frame, View
+from tauflow.evaluation.tables import Frame, View
 from tauflow.samplers import SETS, Sampler, sampler_from, split_specs
 from tauflow.samplers.independent import Independent
 from tauflow.samplers.registry import Best

@@ -13,11 +13,9 @@ from benchmarks.studies.pictured import PICTURED, PICTURES, write_pictures
 from tauflow import tasks
 from tauflow.denoise import Model
 from tauflow.errors import SettingsError
-from tauflow.evaluation.evaluate import choose_samplers, task_of
-from tauflow.evaluation.measure import Sampling
+from tauflow.evaluation.evaluate import Sampling, choose_samplers, task_of
 from tauflow.evaluation.store import REAL, Cell, Factors, Results, Scale
-from tauflow.evaluation.tables import TableSpec, number_text
-from tauflow.evaluation.views import Frame, View
+from tauflow.evaluation.tables import Frame, TableSpec, View, number_text
 from tauflow.process import Metric
 from tauflow.samplers import Sampler, sampler_from
 from tauflow.samplers.registry import SETS

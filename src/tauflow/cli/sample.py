@@ -69,9 +69,9 @@ def _sample(arguments: argparse.Namespace) -> bool:
     """Show a text, or the table that was asked for; return whether there were no problems."""
     from tauflow.cli.sample_models import loaded_pretrained
     from tauflow.cli.sample_request import checkpoint_of, refuse_unfit, requested, tensorboard_folder
-    from tauflow.evaluation.folder import held_samples, opened_results
-    from tauflow.evaluation.grid import GridOptions
+    from tauflow.evaluation.evaluate import GridOptions
     from tauflow.evaluation.report import FILES, shows_more_than_text
+    from tauflow.evaluation.store import held_samples, opened_results
 
     refuse_unfit(arguments)
     text = asks_for_text(arguments, parser())
@@ -160,9 +160,9 @@ def _announce(request: "Request", results: "Results", arguments: argparse.Namesp
 
 def _show(arguments: argparse.Namespace, results: "Results", grid: "SamplerGrid") -> None:
     """Show the results, and write them where they were asked for."""
-    from tauflow.evaluation.folder import replace_samples
     from tauflow.evaluation.pictures import print_samples
     from tauflow.evaluation.report import sample_files, save_report, shows_more_than_text
+    from tauflow.evaluation.store import replace_samples
     from tauflow.evaluation.tables import print_results
 
     given = grid.sampling.prompt

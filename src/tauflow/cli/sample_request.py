@@ -213,8 +213,7 @@ def tensorboard_folder(arguments: argparse.Namespace, path: Path) -> Path:
 
 
 def _grid(arguments: argparse.Namespace, trained: "Trained", device: "torch.device") -> "SamplerGrid":
-    from tauflow.evaluation.evaluate import SamplerGrid, task_of
-    from tauflow.evaluation.measure import Sampling
+    from tauflow.evaluation.evaluate import SamplerGrid, Sampling, task_of
 
     task = task_of(trained)
     if arguments.judge:

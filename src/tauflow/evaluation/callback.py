@@ -16,13 +16,10 @@ from torch.utils.tensorboard import SummaryWriter
 
 from tauflow.errors import SettingsError
 from tauflow.evaluation import tensorboard
-from tauflow.evaluation.evaluate import SamplerGrid
-from tauflow.evaluation.grid import GridOptions
-from tauflow.evaluation.likelihood import nll_units
-from tauflow.evaluation.measure import Sampling
+from tauflow.evaluation.evaluate import GridOptions, SamplerGrid, Sampling, nll_units
 from tauflow.evaluation.report import save_report
 from tauflow.evaluation.store import Factors, Results
-from tauflow.evaluation.views import View, cell_name
+from tauflow.evaluation.tables import View, cell_name
 from tauflow.tasks import Task
 from tauflow.train import Trained
 from tauflow.train.callbacks import GracefulStop, validation_follows

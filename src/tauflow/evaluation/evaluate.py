@@ -1,29 +1,589 @@
-"""evaluate: every sampler at every budget on one trained model, measured by the task's own metrics."""
+"""Counts: what is known of the samples of a cell besides their quality, summed over batches and ranks."""
 
 import dataclasses
+import textwrap
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
+from torchmetrics import MetricCollection
 
-from tauflow.denoise import Model
-from tauflow.errors import SamplingError, WriteError
-from tauflow.evaluation.grid import GridOptions, progress_bar, run_grid
-from tauflow.evaluation.likelihood import NLL, nll_batches, nll_scales, no_nll, with_nll
-from tauflow.evaluation.measure import Sampling, adaptive_scales, measure_cell, scales
-from tauflow.evaluation.reference import reference_cell
-from tauflow.evaluation.store import REAL, Cell, Factors, Results
-from tauflow.ranks import rank, world_size
-from tauflow.samplers import SAMPLERS, SETS, Prompt, Sampler, sampler_from, split_specs
-from tauflow.samplers.run import checked_condition, whole
-from tauflow.tasks import Task
+from tauflow.denoise import DROPPED, Model, TimedDenoiser
+from tauflow.denoise.denoiser import now
+from tauflow.errors import SamplingError, TauflowError, WriteError
+from tauflow.evaluation.store import (
+    REAL,
+    Cell,
+    Factors,
+    Measured,
+    Record,
+    Results,
+    Scale,
+    Shown,
+    Table,
+    from_first,
+    joined_tables,
+    key,
+    table_of,
+)
+from tauflow.evaluation.tables import cell_name
+from tauflow.ranks import backend, is_lost_rank, largest, over_ranks, rank, world_size
+from tauflow.samplers import (
+    SAMPLERS,
+    SETS,
+    Prompt,
+    Result,
+    Sampler,
+    StepInfo,
+    nll,
+    sample,
+    sampler_from,
+    split_specs,
+)
+from tauflow.samplers.base import require
+from tauflow.samplers.likelihood import no_likelihood
+from tauflow.samplers.run import checked_condition, checked_prompt, checked_seed, unprompted, whole
+from tauflow.seeds import generator_for
+from tauflow.tasks import SampleMetric, Task
+from tauflow.tasks.base import Item, items_of
 from tauflow.train import Trained
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Sums over the samples of a cell."""
+
+    samples: float = 0.0
+    seconds: float = 0.0
+    network_seconds: float = 0.0
+    jumped: float = 0.0
+    clamped: float = 0.0
+    several: float = 0.0
+    discarded: float = 0.0
+    leftover: float = 0.0
+    counted_nfe: float = 0.0
+    forwards: float = 0.0
+    evaluations: float = 0.0  # that a sample took part in
+    evaluations_squared: float = 0.0
+    tokens: float = 0.0  # that could move
+
+    def plus(self, samples: int, seconds: float, network_seconds: float, result: Result) -> "Counts":
+        steps: list[StepInfo] = result.info.steps
+        names = ("moved", "clamped", "several", "discarded")
+        shares = [sum(getattr(step, name) for step in steps) / max(1, len(steps)) for name in names]
+        sums = (*shares, result.info.leftover_masks, result.nfe, result.info.forwards)
+        taken = [result.nfe] * samples if result.evaluations is None else result.evaluations.tolist()
+        own = (sum(taken), sum(each**2 for each in taken), result.info.free)
+        new = (samples, seconds, network_seconds, *(samples * each for each in sums), *own)
+        return Counts(*(old + more for old, more in zip(dataclasses.astuple(self), new, strict=True)))
+
+    def details(self, adapts: bool) -> dict[str, Measured]:
+        """Return the means over the samples of all ranks; how many evaluations each took if they adapt."""
+        total = Counts(*over_ranks(dataclasses.astuple(self), "SUM"))
+        n = max(1.0, total.samples)
+        values = {
+            "jumped": total.jumped / n,
+            "clamped": total.clamped / n,
+            "several_events": total.several / n,
+            "discarded": total.discarded / n,
+            "leftover_masks": total.leftover / n,
+            "ms_per_sample": 1e3 * total.seconds / n,
+            "sampler_ms_per_sample": 1e3 * (total.seconds - total.network_seconds) / n,
+            "network_share": total.network_seconds / total.seconds if total.seconds else 0.0,
+            "samples": total.samples,
+            "counted_nfe": total.counted_nfe / n,
+            "forwards": total.forwards / n,
+        }
+        found = {name: Measured(value) for name, value in values.items()}
+        return found | total.adapted() if adapts else found
+
+    def adapted(self) -> dict[str, Measured]:
+        """Return evaluations of a sample, and how many tokens one of them drew."""
+        n, mean = max(1.0, self.samples), self.evaluations / max(1.0, self.samples)
+        error = (max(0.0, self.evaluations_squared / n - mean**2) / n) ** 0.5
+        tokens = self.tokens / self.evaluations if self.evaluations else 0.0
+        return {"evaluations": Measured(mean, error), "tokens_per_evaluation": Measured(tokens)}
+
+
+# Measure one cell: samples of one sampler at one budget, by the task's own metrics.
+#
+# Samples are drawn in batches, and batch i has a seed of its own, made of (seed, i): so every sampler begins
+# from the same x_0, and the samples do not depend on how many devices share the batches. Inside a process
+# group
+# (Lightning's DDP, in training or in sample.py) each rank takes every world_size-th batch; metrics are
+# reduced
+# by torchmetrics, and the counts are those of all ranks.
+
+
+DETAILS = {
+    "steps": (
+        *("jumped", "clamped", "several_events", "discarded"),
+        *("leftover_masks", "samples", "counted_nfe", "forwards", "evaluations", "tokens_per_evaluation"),
+    ),
+    "time": ("ms_per_sample", "sampler_ms_per_sample", "network_share"),
+}
+"""What is recorded of a cell besides the task's metrics, by the group of charts it stands in."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What decides the samples of a cell, besides the sampler and the budget.
+
+    Args:
+        num_samples: samples of each cell, over all devices.
+        batch_size: samples drawn together. It is the unit that devices share, and part of what makes a
+            sample.
+        seed: of all samples; every sampler begins from the same x_0.
+        show: how many samples of each cell to keep, from the first batch.
+        condition: what all samples are asked to be, (C,); by default the conditions of validation items.
+        prompt: what is known: tokens and known (D,) for every sample, or a row for each, (num_samples, D).
+        temperature: as `Model.tempered` takes it.
+        unconditional: model to guide away from; by default the same one with its condition dropped, or
+            without its prompt if it takes no condition.
+        nll_items: validation items, from the first on, whose likelihood is measured; 0 for none.
+        top_k: how many tokens of a row may be drawn, the likeliest ones; None: all.
+        top_p: probability that these have together; None: 1.
+    """
+
+    num_samples: int = 256
+    batch_size: int = 64
+    seed: int = 0
+    show: int = 4
+    condition: Tensor | None = None
+    prompt: Prompt | tuple[Tensor, Tensor] | None = None
+    temperature: float = 1.0
+    unconditional: Model | None = None
+    nll_items: int = 16
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_samples", "batch_size"):
+            whole(getattr(self, name), name)
+        object.__setattr__(self, "seed", checked_seed(self.seed))
+        for name in ("show", "nll_items"):
+            require(getattr(self, name) >= 0, f"{name} must be at least 0, got {getattr(self, name)}")
+
+    @property
+    def batches(self) -> int:
+        return -(-self.num_samples // self.batch_size)
+
+    def mine(self) -> range:
+        """Return the batches of this rank."""
+        return range(rank(), self.batches, world_size())
+
+    def size(self, batch: int) -> int:
+        return min(self.batch_size, self.num_samples - batch * self.batch_size)
+
+    def generator_for(self, batch: int) -> torch.Generator:
+        return generator_for("evaluation", self.seed, batch)
+
+    def conditions_for(self, batch: int, task: Task) -> Tensor | None:
+        """Return the conditions (B, C) of a batch: the one asked for, or those of validation items."""
+        if not task.conditions:
+            return None
+        if self.condition is not None:
+            return self.condition.expand(self.size(batch), -1)
+        return task.sample_conditions(self.size(batch), first=batch * self.batch_size)
+
+    def prompt_for(self, batch: int) -> Prompt | None:
+        """Return what is known of the samples of a batch."""
+        if self.prompt is None:
+            return None
+        first = batch * self.batch_size
+        rows = slice(first, first + self.size(batch))
+        tokens, known = (each[rows] if each.ndim > 1 else each for each in self.prompt)
+        return Prompt(tokens, known)
+
+    def refuse_unfit(self, model: Model) -> None:
+        """Refuse a temperature or a prompt that cannot be sampled of the model."""
+        self.model(model, None)
+        if self.prompt is not None:
+            parts = self.prompt if isinstance(self.prompt, tuple | list) else ()
+            rows = self.num_samples if any(getattr(each, "ndim", 1) > 1 for each in parts) else 1
+            checked_prompt(self.prompt, (rows, model.length), model)
+
+    def model(self, model: Model, guidance: float | None, prompt: Prompt | None = None) -> Model:
+        """Return the model with guidance, temperature and its rows cut, for samples with a prompt."""
+        if guidance is not None and guidance != 1:
+            other = self.unconditional
+            if other is None and prompt is not None and not model.conditions:
+                other = unprompted(model, prompt)
+            model = model.guided(guidance, other)
+        if self.temperature != 1:
+            model = model.tempered(self.temperature)
+        cut = self.top_k is not None or self.top_p is not None
+        return model.truncated(self.top_k, self.top_p) if cut else model
+
+    def model_of(self, model: Model, factors: Factors, prompt: Prompt | None = None) -> Model:
+        """Return the model of a cell, for samples with a prompt."""
+        return self.model(model, float(factors["guidance"]) if "guidance" in factors else None, prompt)
+
+
+def measure_cell(
+    model: Model,
+    task: Task,
+    sampler: Sampler,
+    factors: Factors,
+    sampling: Sampling,
+    advance: Callable[[], None] = lambda: None,
+) -> Cell:
+    """Sample a cell and measure it; `factors` say the budget (nfe) and perhaps the guidance weight."""
+    nfe = int(factors["nfe"])
+    home = torch.device("cuda", torch.cuda.current_device()) if backend() == "nccl" else torch.device("cpu")
+    metrics = task.sample_metrics().to(home)
+    counts = Counts()
+    shown: list[Shown] = []
+    tables: dict[int, Table] = {}
+
+    def draw() -> None:
+        nonlocal counts
+        update(metrics, torch.zeros(0, task.length, dtype=torch.long, device=home), _empty(task, home))
+        for batch in sampling.mine():
+            condition = sampling.conditions_for(batch, task)
+            own = sampling.model_of(model, factors, sampling.prompt_for(batch))
+            timed = TimedDenoiser(own.denoiser)
+            own = dataclasses.replace(own, denoiser=timed)
+            begin = now()
+            result, states = _sample(own, sampler, nfe, batch, condition, sampling)
+            counts = counts.plus(sampling.size(batch), now() - begin, timed.seconds, result)
+            update(metrics, result.tokens.to(home), None if condition is None else condition.to(home))
+            tables[batch] = table_of(task, result.tokens, condition)
+            if batch == 0:
+                shown.append(_shown(result, condition, states, sampling))
+            advance()
+
+    together(draw)
+    found: dict[str, Measured] = {}
+    together(lambda: found.update(measured(metrics)))
+    details = counts.details(sampler.adapts)
+    records = [Record(factors, name, each) for name, each in (found | details).items()]
+    items = units(metrics) if world_size() == 1 else {}  # ranks keep their samples in another order
+    return Cell(factors, records, shown[0] if shown else None, items=items, table=joined_tables(tables))
+
+
+def _sample(
+    model: Model, sampler: Sampler, nfe: int, batch: int, condition: Tensor | None, sampling: Sampling
+) -> tuple[Result, list[Tensor]]:
+    """Draw one batch; of the first one also return the states of its first sample."""
+    states: list[Tensor] = []
+    watch = (lambda info, state: states.append(state.x[0].cpu())) if batch == 0 else None
+    count = sampling.size(batch)
+    prompt = sampling.prompt_for(batch)
+    if batch == 0:
+        x_0 = model.process.start((count, model.length), sampling.generator_for(batch))
+        if prompt is not None:
+            x_0 = torch.where(prompt.known.cpu(), prompt.tokens.cpu(), x_0)
+        states.append(x_0[0])
+    result = sample(
+        model,
+        sampler,
+        nfe,
+        count=count,
+        condition=condition,
+        prompt=prompt,
+        seed=sampling.generator_for(batch),
+        observer=watch,
+    )
+    return result, states
+
+
+def _shown(result: Result, condition: Tensor | None, states: list[Tensor], sampling: Sampling) -> Shown:
+    end = result.tokens[0].cpu()
+    if not torch.equal(states[-1], end):  # something was left to finish
+        states = [*states, end]
+    asked = None if condition is None else condition[: sampling.show].tolist()
+    return Shown(result.tokens[: sampling.show].tolist(), asked, torch.stack(states))
+
+
+def update(metrics: MetricCollection, tokens: Tensor, condition: Tensor | None) -> None:
+    """Feed metrics with samples, and with what they were asked to be if the task has conditions."""
+    if condition is None:
+        metrics.update(tokens)
+    else:
+        metrics.update(tokens, condition=condition)
+
+
+def _empty(task: Task, device: torch.device) -> Tensor | None:
+    """Return the condition of no samples: a rank without samples takes part in reductions too."""
+    return torch.zeros(0, len(task.conditions), dtype=torch.long, device=device) if task.conditions else None
+
+
+def together(work: Callable[[], None]) -> None:
+    """Do the work on all ranks; an error of any rank is raised on all of them."""
+    problem: Exception | None = None
+    try:
+        work()
+    except Exception as error:
+        if world_size() == 1:
+            raise
+        problem = error
+    worst = largest(0.0 if problem is None else 2.0 if isinstance(problem, WriteError) else 1.0)
+    if worst:
+        said = f"{type(problem).__name__}: {problem}" if problem else "failed on another device"
+        raise WriteError(said) if worst == 2 else SamplingError(said)
+
+
+def measured(metrics: MetricCollection) -> dict[str, Measured]:
+    """Compute metrics, each of which gives (value, standard error, ...)."""
+    return {name: Measured(*(float(number) for number in found)) for name, found in metrics.compute().items()}
+
+
+def units(metrics: MetricCollection) -> dict[str, list[float]]:
+    """Return what samplers are compared by, unit by unit, of the metrics that have it."""
+    found = {name: metric.units() for name, metric in metrics.items() if isinstance(metric, SampleMetric)}
+    return {name: numbers for name, numbers in found.items() if numbers}
+
+
+def adaptive_scales(samplers: Iterable[Sampler], before: Iterable[str] = ()) -> dict[str, Scale]:
+    """Return how evaluations are read where they are an outcome: of any of these samplers, or before."""
+    found = {"evaluations": Scale(False, False), "tokens_per_evaluation": Scale(True, False)}
+    return found if any(sampler.adapts for sampler in samplers) or set(found) <= set(before) else {}
+
+
+def scales(task: Task) -> dict[str, Scale]:
+    """Return how the task's metrics are read, the headline first."""
+    metrics: dict[str, Any] = dict(task.sample_metrics().items())
+    names = sorted(metrics, key=lambda name: name != task.headline)
+    return {
+        name: Scale(metrics[name].higher_is_better, bool(getattr(metrics[name], "logarithmic", True)))
+        for name in names
+    }
+
+
+# nll: how likely real items are to a sampler at a budget, measured beside its samples.
+#
+# Every sampler sees the same validation items in the same batches with the same seeds, and a cell keeps the
+# number of each item: so differences between samplers are paired. Ranks share the batches.
+
+
+NLL = "nll"  # in nats for each coordinate
+
+
+def nll_units(task: Task) -> dict[str, float]:
+    """Return the names of nll with their factors: nats for each coordinate, and the units of the task."""
+    return {NLL: 1.0} | {f"nll_{name}": factor for name, factor in task.units.items()}
+
+
+def nll_scales(task: Task) -> dict[str, Scale]:
+    """Return how nll is read, in each unit."""
+    return dict.fromkeys(nll_units(task), Scale(logarithmic=False))
+
+
+def no_nll(sampler: Sampler, model: Model, task: Task, sampling: Sampling) -> str:
+    """Return why the nll of a sampler is not measured, or nothing if it is."""
+    if sampling.condition is not None or sampling.prompt is not None:
+        return "it is that of validation items, and samples were asked for a condition or a prompt"
+    if sampling.top_k is not None or sampling.top_p is not None:
+        return "tokens of real data that top-k or top-p cuts off have no probability"
+    if task.alone:
+        return "there is no real data"
+    return no_likelihood(sampler, model)
+
+
+def nll_batches(task: Task, sampling: Sampling) -> list[range]:
+    """Return the numbers of the items of each batch."""
+    count, size = min(sampling.nll_items, val_count(task)), sampling.batch_size
+    return [range(begin, min(begin + size, count)) for begin in range(0, count, size)]
+
+
+def with_nll(
+    cell: Cell,
+    model: Model,
+    task: Task,
+    sampler: Sampler,
+    sampling: Sampling,
+    advance: Callable[[], None] = lambda: None,
+) -> Cell:
+    """Return a measured cell with the nll of validation items, in all units."""
+    model = sampling.model_of(model, cell.factors)
+    batches = nll_batches(task, sampling)
+    nats = [0.0] * sum(map(len, batches))  # of each item, where it is this rank's
+
+    def force() -> None:
+        for batch in range(rank(), len(batches), world_size()):
+            tokens, condition = real_items(task, batches[batch])
+            generator = sampling.generator_for(batch)
+            nfe = int(cell.factors["nfe"])
+            found = nll(model, sampler, nfe, tokens, condition=condition, seed=generator)
+            nats[batches[batch].start : batches[batch].stop] = found.tolist()
+            advance()
+
+    together(force)
+    each = [number / task.length for number in over_ranks(nats, "SUM")]
+    items = {name: [factor * number for number in each] for name, factor in nll_units(task).items()}
+    records = [Record(cell.factors, name, Measured.mean(numbers)) for name, numbers in items.items()]
+    return dataclasses.replace(cell, records=cell.records + records, items=cell.items | items)
+
+
+# Real data, measured like samples: what the numbers of samples are compared with.
+
+
+def reference(task: Task, count: int, first: int = 0) -> dict[str, Measured]:
+    """Measure `count` real validation items from number `first` on; from 0 if there are not so many."""
+    total = val_count(task)
+    begin = first if first + count <= total else 0
+    return _measured_items(task, list(range(begin, min(begin + count, total))))
+
+
+def val_count(task: Task) -> int:
+    """Return how many validation items there are, of a task that may have to make them first."""
+    if not hasattr(task, "val_data"):
+        task.setup("validate")
+    return len(task.val_data)
+
+
+def real_items(task: Task, numbers: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    """Return the tokens (N, D) of validation items, and what they are (N, C) if the task has conditions."""
+    items = items_of(task.val_data, numbers)
+    tokens = torch.stack([torch.as_tensor(item["tokens"]).flatten() for item in items])
+    return tokens, _conditions(items) if task.conditions else None
+
+
+def _fitting(task: Task, condition: Tensor | None) -> list[int]:
+    """Return the numbers of the validation items with a condition (C,); -1 in it fits any value."""
+    everything = list(range(val_count(task)))
+    if condition is None or not task.conditions:
+        return everything
+    there = _conditions(items_of(task.val_data, everything))
+    fits = ((there == condition.cpu()) | (condition.cpu() == DROPPED)).all(1)
+    return fits.nonzero().flatten().tolist()
+
+
+def _conditions(items: Sequence[Item]) -> Tensor:
+    return torch.stack([torch.as_tensor(item["condition"]) for item in items]).long()
+
+
+def _measured_items(task: Task, numbers: Sequence[int]) -> dict[str, Measured]:
+    metrics = task.sample_metrics()
+    for metric in metrics.values():
+        metric.distributed_available_fn = lambda: False  # every rank looks at all of them
+    update(metrics, *real_items(task, numbers))
+    return measured(metrics)
+
+
+def reference_cell(task: Task, count: int, condition: Tensor | None = None) -> tuple[Cell | None, str]:
+    """Measure real data as a cell of its own, with a note where there is less of it, or none.
+
+    For samples that are all asked for one condition (C,), real data are the items that have it.
+    """
+    if task.alone:
+        return None, task.alone
+    fitting = _fitting(task, condition)
+    if not fitting:
+        return None, "no numbers of real data: no validation item is what the samples are asked to be"
+    found = _measured_items(task, fitting[:count])
+    factors: Factors = {"sampler": REAL}
+    fewer = len(fitting) < count
+    note = f"real data: the {len(fitting)} validation items that there are" if fewer else ""
+    return Cell(factors, [Record(factors, name, each) for name, each in found.items()]), note
+
+
+# run_grid: the one resumable loop over cells, for sample.py, the callback and the studies.
+
+
+DESCRIPTION = 36  # characters of a cell's name beside a progress bar
+
+
+@dataclass(frozen=True)
+class GridOptions:
+    """How a grid is run; none of it changes a number.
+
+    Args:
+        folder: where results.json is written after every cell.
+        progress: true for a progress bar of its own, or a rich.progress.Progress to add one to.
+        keep_going: note a cell that fails and continue; else raise, as always where a file cannot be written.
+        until: asked before each cell for a reason to stop; the remaining cells are noted as skipped for that
+            reason.
+    """
+
+    folder: Path | None = None
+    progress: "bool | Progress" = False
+    keep_going: bool = False
+    until: Callable[[], str] | None = None
+
+
+def run_grid(
+    results: Results, cells: Sequence[Factors], measure: Callable[[Factors], Cell], options: GridOptions
+) -> Results:
+    """Measure the cells that the results do not have yet, and keep what is found after each.
+
+    In a process group every rank runs the same grid; rank 0 writes.
+    """
+    todo = results.missing(cells)
+    place = {key(cell.factors): number for number, cell in enumerate(results.cells)}
+    for factors in cells:  # what was there before keeps its place
+        place.setdefault(key(factors), len(place))
+    with progress_bar(options.progress) as bar:
+        task = bar.add_task(results.name, total=len(cells), completed=len(cells) - len(todo)) if bar else None
+        for factors in todo:
+            if bar and task is not None:
+                said = textwrap.shorten(cell_name(factors), DESCRIPTION, placeholder=" ...")
+                bar.update(task, description=said, refresh=True)
+            results.add(_measured(factors, measure, options))
+            if options.folder:
+                from_first(partial(results.save, options.folder))
+            if bar and task is not None:
+                bar.update(task, advance=1, refresh=True)
+        if bar and task is not None:
+            bar.remove_task(task)
+    results.cells.sort(key=lambda cell: place[key(cell.factors)])
+    return results
+
+
+def _measured(factors: Factors, measure: Callable[[Factors], Cell], options: GridOptions) -> Cell:
+    reason = options.until() if options.until else ""
+    if options.until and largest(float(bool(reason))):
+        return Cell(factors, problem=f"skipped: {reason or 'stopped on another device'}", kind="skipped")
+    try:
+        return measure(factors)
+    except WriteError:
+        raise  # the next cell would fail alike
+    except Exception as error:
+        if not options.keep_going or is_lost_rank(error):
+            raise
+        return Cell(factors, problem=f"failed: {error_line(error)}", kind="failed")
+
+
+def error_line(error: Exception) -> str:
+    """Return an error in one line; one that tauflow does not raise itself with the place where it arose."""
+    said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, TauflowError) or not frames:
+        return said
+    return f"{said} ({Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name})"
+
+
+@contextmanager
+def progress_bar(progress: "bool | Progress") -> "Iterator[Progress | None]":
+    """Return a progress bar of its own on standard error, the one that was given, or none."""
+    if progress is not True:
+        yield progress or None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    if rank():
+        yield None
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+        yield bar
+
+
+# evaluate: every sampler at every budget on one trained model, measured by the task's own metrics.
+
 
 Samplers = str | Sampler | Iterable[str | Sampler]
 

@@ -1,7 +1,14 @@
-"""Figures: quality against NFE, panels of a study, how a sample comes to be; without pyplot's globals."""
+"""How lines look: a sampler has one colour and marker in all figures, and no two lines of one are alike.
 
+A new sampler gets an entry of its own in STYLES, so nothing is recoloured. A variant such as
+tr_cie(grid=tau) has the colour of its sampler, with a dashed line and a marker of its own.
+"""
+
+import csv
+import hashlib
+import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,13 +19,103 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 from torch import Tensor
 
-from tauflow.evaluation.store import REAL, Measured
-from tauflow.evaluation.styles import styles
-from tauflow.evaluation.tables import COLUMNS, direction
-from tauflow.evaluation.views import Frame
+from tauflow.evaluation.evaluate import real_items, val_count
+from tauflow.evaluation.store import REAL, Cell, Measured, Results, Table, Tabled, table_of
+from tauflow.evaluation.tables import COLUMNS, Frame, View, direction
+from tauflow.samplers.registry import spec_name
+from tauflow.tasks import Task
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+STYLES: dict[str, tuple[str, str]] = {
+    "euler": ("#4477aa", "o"),
+    "euler_tau_grid": ("#99bbdd", "s"),
+    "tr": ("#228833", "^"),
+    "cie": ("#ccbb44", "v"),
+    "tr_cie": ("#d62728", "D"),
+    "tr_cie_exact": ("#ff9896", "P"),
+    "tr_cie_paper": ("#7b1113", "X"),
+    "tweedie": ("#66ccee", "*"),
+    "tweedie_d3pm": ("#117777", "d"),
+    "theta_rk2": ("#aa7744", "<"),
+    "theta_trapezoidal": ("#774411", ">"),
+    "fhs": ("#777777", "p"),
+    "ho_fhs": ("#bbbbbb", "h"),
+    "fhs_pairs": ("#444444", "H"),
+    "spaced": ("#aa3377", "s"),
+    "spaced_even": ("#000000", "o"),
+    "spaced_sharp": ("#dd88bb", "^"),
+    "learned_order": ("#ee8866", "v"),
+    "entropy_budget": ("#aaaa00", "D"),
+    "bridge": ("#9467bd", "P"),
+    "bridge_systematic": ("#332288", "X"),
+    "fudoki": ("#e6a000", "s"),
+    "confidence": ("#0b5394", "o"),
+    "margin": ("#3d85c6", "v"),
+    "entropy_order": ("#6fa8dc", "^"),
+    "threshold": ("#b45f06", "D"),
+    "entropy_bound": ("#f6b26b", "P"),
+    "klass": ("#783f04", "X"),
+    "remdm_cap": ("#38761d", "o"),
+    "remdm_rescale": ("#6aa84f", "s"),
+    "remdm_loop": ("#b6d7a8", "^"),
+    "forward_backward": ("#0f9d8a", "v"),
+    "psi": ("#45818e", "D"),
+    "remask_spaced": ("#00b050", "*"),
+    "renoise": ("#e6007e", "*"),
+    "gibbs": ("#674ea7", "P"),
+    "gibbs_margin": ("#b4a7d6", "X"),
+    "shs": ("#8e7cc3", "d"),
+    "spaced_learned": ("#cc0011", "*"),
+    "random_learned": ("#ff7766", "<"),
+    "best_learned": ("#cc3300", "P"),
+    "independent": ("#0000cc", "*"),
+}
+"""Colour and marker of each sampler."""
+
+OTHERS = [
+    *("#1f77b4", "#ff7f0e", "#2ca02c", "#e377c2", "#8c564b", "#17becf", "#bcbd22", "#9edae5"),
+    *("#f7b6d2", "#c49c94", "#98df8a", "#ffbb78", "#c5b0d5", "#393b79", "#637939", "#8c6d31"),
+]
+MARKERS = "os^vDP*Xd<>"  # none of the polygons that look like a circle when they are small
+LINES = ("--", ":", "-.")
+
+
+def styles(names: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return colour, marker and line of each label of one figure, from the name of its sampler."""
+    found: dict[str, dict[str, Any]] = {}
+    taken: set[tuple[str, str, str]] = set()
+    for label in sorted(names, key=lambda each: (each not in STYLES, each)):
+        free = (each for each in _looks(label, names[label]) if each not in taken)
+        # beyond 33 variants of one sampler some must share a look
+        look = next(free, next(_looks(label, names[label])))
+        taken.add(look)
+        found[label] = dict(zip(("color", "marker", "linestyle"), look, strict=True))
+    return found
+
+
+def _looks(label: str, base: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the looks that a label may have; the first of them depends on nothing but the label."""
+    if label in STYLES:
+        yield (*STYLES[label], "-")
+    number = hashlib.blake2b(label.encode(), digest_size=4).digest()[0]
+    if base in STYLES:
+        colours = [STYLES[base][0]]
+        turn = number % len(LINES)
+        lines: tuple[str, ...] = (*LINES[turn:], *LINES[:turn])  # variants differ by their line first
+    else:
+        shift = number % len(OTHERS)
+        colours = OTHERS[shift:] + OTHERS[:shift]
+        lines = ("-", *LINES)
+    for step in range(len(MARKERS)):
+        for line in lines:
+            for colour in colours:
+                yield colour, MARKERS[(number // 16 + step) % len(MARKERS)], line
+
+
+# Figures: quality against NFE, panels of a study, how a sample comes to be; without pyplot's globals.
 
 
 def quality_figure(frame: Frame, metric: str, panel: str = "") -> Figure:
@@ -151,3 +248,95 @@ def _plain() -> ScalarFormatter:
     formatter = ScalarFormatter()
     formatter.set_scientific(False)
     return formatter
+
+
+# What a task knows of each sample: as a table for other programs, and as laws against those of real data.
+
+
+REAL_ITEMS = 1000  # validation items whose numbers stand for real data
+BINS = 30
+ACROSS = 2  # panels of a row
+
+
+def samples_csv(results: Results) -> str:
+    """Return the tables of all cells as CSV, after the factors of each; nothing where no cell has one."""
+    cells = [cell for cell in results.cells if cell.table]
+    factors = list(dict.fromkeys(name for cell in cells for name in cell.factors))
+    columns = list(dict.fromkeys(name for cell in cells for name in cell.table))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*factors, *columns])
+    for cell in cells:
+        head = [cell.factors.get(name, "") for name in factors]
+        for row in zip(*(cell.table[name] for name in columns), strict=True):
+            writer.writerow([*head, *(_word(value) for value in row)])
+    return text.getvalue() if cells else ""
+
+
+def _word(value: str | bool | float) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return value
+    return "" if math.isnan(value) else f"{value:g}"
+
+
+def properties_figure(results: Results, task: Task) -> Figure | None:
+    """Draw the numbers that each sample of the largest budget has, against those of real data.
+
+    None where the task knows no numbers.
+    """
+    cells = [cell for cell in results.cells if cell.table and cell.factors.get("sampler") != REAL]
+    largest = max((cell.factors["nfe"] for cell in cells), default=0)
+    rows = {View().label(cell.factors, View().row): cell for cell in cells if cell.factors["nfe"] == largest}
+    names = list(dict.fromkeys(name for cell in rows.values() for name in numbers_of(cell.table)))
+    if not names:
+        return None
+    real = numbers_of(_real(task))
+    looks = styles({row: spec_name(str(cell.factors["sampler"])) for row, cell in rows.items()})
+    down = math.ceil(len(names) / ACROSS)
+    figure = Figure(figsize=(4.4 * ACROSS + 2.2, 3.2 * down), layout="constrained")
+    axes = list(figure.subplots(down, ACROSS, squeeze=False).flat)
+    for place, name in zip(axes, names, strict=False):
+        found = {row: numbers_of(cell.table)[name] for row, cell in rows.items() if _has(cell, name)}
+        edges = _edges([*found.values(), real.get(name, np.empty(0))])
+        if len(real.get(name, ())):
+            place.hist(real[name], edges, density=True, color="0.8", label=REAL)
+        for row, numbers in found.items():
+            place.hist(numbers, edges, density=True, histtype="step", color=looks[row]["color"], label=row)
+        place.set(xlabel=name, ylabel="density")
+    for place in axes[len(names) :]:
+        place.set_visible(False)
+    handles, labels = axes[0].get_legend_handles_labels()
+    title = f"NFE {largest}"
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9, title=title)
+    return figure
+
+
+def numbers_of(table: Table) -> dict[str, np.ndarray]:
+    """Return the columns of a table that hold numbers, without rows that have none."""
+    columns = {
+        name: np.array(values)
+        for name, values in table.items()
+        if values and all(isinstance(value, float) for value in values)
+    }
+    return {name: values[np.isfinite(values)] for name, values in columns.items()}
+
+
+def _has(cell: Cell, name: str) -> bool:
+    return bool(len(numbers_of(cell.table).get(name, ())))
+
+
+def _real(task: Task) -> Table:
+    """Return the table of real validation items, where there are some."""
+    if task.alone or not isinstance(task, Tabled):
+        return {}
+    return table_of(task, *real_items(task, range(min(REAL_ITEMS, val_count(task)))))
+
+
+def _edges(columns: list[np.ndarray]) -> np.ndarray:
+    """Return the edges of bins that hold all numbers of some columns."""
+    together = np.concatenate(columns)
+    if not len(together):
+        return np.linspace(0.0, 1.0, BINS + 1)
+    return np.histogram_bin_edges(together, BINS)

@@ -4,14 +4,10 @@ import io
 from pathlib import Path
 
 from tauflow import files
-from tauflow.evaluation.distributions import properties_figure, samples_csv
-from tauflow.evaluation.figures import quality_figure
-from tauflow.evaluation.folder import SAMPLE_FILES
-from tauflow.evaluation.hooks import Tabled
+from tauflow.evaluation.figures import properties_figure, quality_figure, samples_csv
 from tauflow.evaluation.pictures import Known, film_figure, samples_figure, samples_text, shows_pictures
-from tauflow.evaluation.store import Results
-from tauflow.evaluation.tables import to_csv, to_markdown
-from tauflow.evaluation.views import Frame
+from tauflow.evaluation.store import SAMPLE_FILES, Results, Tabled
+from tauflow.evaluation.tables import Frame, to_csv, to_markdown
 from tauflow.tasks import Task
 
 FILES = (

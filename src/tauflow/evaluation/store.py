@@ -1,27 +1,107 @@
-"""Results: the one store of measurements: factors, a metric, and a measured value with its error.
-
-Factors say what a number belongs to: {"source": "masked", "sampler": "tr_cie", "nfe": 8, "seed": 0}. A cell
-is one combination of factors that was measured, with all its records. results.json holds everything; it is
-written after every cell, so that an interrupted grid resumes.
-"""
+"""Plain data out of a file: whether it is of the kinds that it should be."""
 
 import contextlib
 import dataclasses
 import json
 import math
 import platform
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, runtime_checkable
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from tauflow import files
-from tauflow.errors import TauflowError, first_line
-from tauflow.evaluation.hooks import Table
-from tauflow.evaluation.kinds import check_kinds
+from tauflow.errors import SettingsError, TauflowError, WriteError, first_line
+from tauflow.ranks import rank, world_size
+
+LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
+
+
+def check_kinds(values: dict[str, Any], kinds: dict[str, Any], place: str, more: bool = False) -> None:
+    """Raise ValueError if a value is of another kind than its name says, or a name is not known.
+
+    A kind is a type such as dict[str, list[int]]; a value that may be None may be missing. With `more`, other
+    names are fine.
+    """
+    for name, kind in kinds.items():
+        if not _fits(values.get(name), kind):
+            raise ValueError(f"{place}: its {name} is missing or damaged")
+    if not more and values.keys() - kinds:
+        raise ValueError(f"{place}: it holds more than {', '.join(kinds)}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Return whether plain data is of a type; true and false are no numbers."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_fits(value, each) for each in inner)
+    if origin is Literal:
+        return isinstance(value, str) and value in inner
+    if origin is list:
+        return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(item, inner[1]) for item in value.values())
+    if kind in (int, float):
+        numeric = isinstance(value, kind | int) and not isinstance(value, bool)
+        return numeric and abs(value) <= LARGEST[kind]
+    return isinstance(value, kind)
+
+
+# What a task may tell of its samples besides `show`: drawings of texts, and a table with their numbers.
+#
+# A task has these methods or not. Drawings go to samples.png and TensorBoard, a table to samples.csv, and its
+# columns of numbers are drawn against those of real data (`distributions`).
+
+
+Table = dict[str, list[str] | list[bool] | list[float]]  # columns of one length, by name
+
+
+@runtime_checkable
+class Drawn(Protocol):
+    """A task that shows texts and has a picture of each."""
+
+    def pictures(self, tokens: Tensor, condition: Tensor | None = None) -> np.ndarray:
+        """Return pictures uint8 (B, H, W, 3) of samples (B, D)."""
+
+
+@runtime_checkable
+class Tabled(Protocol):
+    """A task that knows more of a sample than its tokens."""
+
+    def table(self, tokens: Tensor, condition: Tensor | None = None) -> Table:
+        """Return what is known of samples (B, D), a row for each; a number that one does not have is NaN."""
+
+
+def table_of(task: Any, tokens: Tensor, condition: Tensor | None = None) -> Table:
+    """Return what a task knows of samples (B, D) in columns; none where it has no table."""
+    return task.table(tokens.cpu(), condition) if isinstance(task, Tabled) else {}
+
+
+def joined_tables(tables: Mapping[int, Table]) -> Table:
+    """Return the rows of numbered batches, those of all ranks, in their order."""
+    everywhere: list[Any] = [tables]
+    if world_size() > 1:
+        everywhere = [None] * world_size()
+        torch.distributed.all_gather_object(everywhere, dict(tables))
+    parts = {number: table for each in everywhere for number, table in each.items()}
+    names = parts[min(parts)] if parts else {}
+    return {name: [value for number in sorted(parts) for value in parts[number][name]] for name in names}
+
+
+# Results: the one store of measurements: factors, a metric, and a measured value with its error.
+#
+# Factors say what a number belongs to: {"source": "masked", "sampler": "tr_cie", "nfe": 8, "seed": 0}. A cell
+# is one combination of factors that was measured, with all its records. results.json holds everything; it is
+# written after every cell, so that an interrupted grid resumes.
+
 
 Factor = str | int | float
 Factors = dict[str, Factor]
@@ -281,3 +361,126 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):  # a source tree that is not installed
             found[name] = metadata.version(name)
     return found
+
+
+# A folder of results: continued where it stopped, and written by one process at a time.
+
+
+T = TypeVar("T")
+SAMPLE_FILES = ("samples.png", "evolution.png", "properties.png", "samples.csv")
+"""What a task may show of its samples in addition to text."""
+WRITTEN = ".written"  # lists the sample files that the last call wrote to a folder
+
+
+@contextmanager
+def opened_results(
+    folder: Path | None,
+    name: str,
+    settings: dict[str, Any],
+    grows: Sequence[str] = (),
+    names: Sequence[str] = (),
+) -> Iterator[Results]:
+    """Open the results in a folder to continue them, or new ones; the folder is held until the block ends.
+
+    Refuses a folder that another process writes to, or with results of other settings. Settings that `grows`
+    names choose cells and change none: a folder may be given more of them. Settings that it does not have yet
+    are added. A folder without results.json must not hold any of the files `names`, which will be written
+    there: they are the user's. In a process group every rank gets the results, or the error, of rank 0. A
+    WriteError in the block says what is safe and how to resume.
+    """
+    settings = json.loads(json.dumps(plain(settings)))
+    if folder is None:
+        yield Results(name, settings)
+        return
+    with ExitStack() as stack:
+
+        def open_first() -> Results:
+            stack.enter_context(held(folder))
+            if not (folder / FILE).exists():
+                files.check_no_overwrite(folder, names)
+            return _continued(folder, name, settings, grows)
+
+        results = from_first(open_first)
+        try:
+            yield results
+        except WriteError as error:
+            safe = f"the cells finished before are safe in {folder / FILE}"
+            kept = safe if (folder / FILE).exists() else "no cell was finished yet"
+            said = f"{error}; {kept}; fix the cause, and the same command resumes"
+            raise WriteError(said, error.errno) from error
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold an output folder, and create it if it is missing."""
+    files.refuse_unwritable(folder, "choose another one with --out DIR")
+    with files.held(folder, "wait for it or choose another folder with --out DIR"):
+        yield
+
+
+@contextmanager
+def held_samples(folder: Path) -> Iterator[None]:
+    """Hold a folder whose sample files each call replaces.
+
+    The folder lists those that the last call wrote. Any others are the user's and raise an error.
+    """
+    with ExitStack() as stack:
+
+        def hold_first() -> None:
+            stack.enter_context(held(folder))
+            files.check_no_overwrite(folder, set(SAMPLE_FILES) - _written(folder))
+
+        from_first(hold_first)
+        yield
+
+
+def replace_samples(folder: Path, contents: dict[str, bytes]) -> None:
+    """Write sample files in place of those that the last call wrote, and list them."""
+    for name in _written(folder) - contents.keys():
+        (folder / name).unlink(missing_ok=True)
+    files.write(folder / WRITTEN, "\n".join(contents))
+    for name, content in contents.items():
+        files.write(folder / name, content)
+
+
+def _written(folder: Path) -> set[str]:
+    path = folder / WRITTEN
+    listed = path.read_text().splitlines() if path.exists() else []
+    return set(SAMPLE_FILES).intersection(listed)
+
+
+def from_first(work: Callable[[], T]) -> T:
+    """Return what the work gives on rank 0, on all ranks; raise an error of it on all of them."""
+    if world_size() == 1:
+        return work()
+    found: list[Any] = [None, None]
+    if rank() == 0:
+        try:
+            found[0] = work()
+        except TauflowError as error:
+            found[1] = error
+    torch.distributed.broadcast_object_list(found)
+    if found[1] is not None:
+        raise found[1]
+    return found[0]
+
+
+def _continued(folder: Path, name: str, settings: dict[str, Any], grows: Sequence[str]) -> Results:
+    """Return the results in a folder with its settings and the new ones, or new results."""
+    path = folder / FILE
+    if not path.exists():
+        return Results(name, settings)
+    results = Results.read(folder)
+    old = results.settings
+    fixed = [each for each in settings if each in old and each not in grows]
+    changed = [each for each in fixed if old[each] != settings[each]]
+    if results.name != name or changed:
+        facts = "; ".join(f"{each}: {old[each]} there, {settings[each]} now" for each in changed)
+        raise SettingsError(
+            f"{folder} holds results with other settings ({facts or f'of {results.name}'}); choose another "
+            "--out, or remove it to start again"
+        )
+    for each in grows:
+        settings[each] = list(dict.fromkeys([*old.get(each, []), *settings[each]]))
+    results.settings = old | settings
+    return results

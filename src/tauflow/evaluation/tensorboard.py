@@ -13,9 +13,8 @@ from torch import tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from tauflow import files
-from tauflow.evaluation.distributions import properties_figure
-from tauflow.evaluation.figures import evolution, quality_figure
-from tauflow.evaluation.measure import DETAILS
+from tauflow.evaluation.evaluate import DETAILS
+from tauflow.evaluation.figures import evolution, properties_figure, quality_figure
 from tauflow.evaluation.pictures import (
     film_figure,
     headline,
@@ -24,8 +23,7 @@ from tauflow.evaluation.pictures import (
     shows_only_pictures,
 )
 from tauflow.evaluation.store import REAL, Cell, Results
-from tauflow.evaluation.tables import to_markdown
-from tauflow.evaluation.views import Frame, View, cell_name
+from tauflow.evaluation.tables import Frame, View, cell_name, to_markdown
 from tauflow.tasks import Task
 
 CURVES = ".vs_nfe"  # ends the name of the event file with the curves over NFE

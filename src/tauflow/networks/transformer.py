@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tauflow.errors import SettingsError
 from tauflow.networks.base import Network, NetworkConfig
-from tauflow.networks.features import ConditionFeatures, ConditionTokens, Places, TimeFeatures
+from tauflow.networks.heads import ConditionFeatures, ConditionTokens, Places, TimeFeatures
 
 NEWER = ("condition", "rotary_base", "output_scale", "places")  # settings that earlier versions did not have
 ConditionName = Literal["added", "tokens"]

@@ -14,10 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tauflow.errors import SettingsError
-from tauflow.networks.anchors import Anchors
 from tauflow.networks.base import Network, NetworkConfig
-from tauflow.networks.features import ConditionFeatures, TimeFeatures
-from tauflow.networks.heads import LinearHead, LogisticHead
+from tauflow.networks.heads import Anchors, ConditionFeatures, LinearHead, LogisticHead, TimeFeatures
 
 GROUPS = 8  # of channels that are normalised together
 EMBEDDED = 16  # features of an embedded token

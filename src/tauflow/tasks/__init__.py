@@ -1,9 +1,8 @@
 """Tasks: data, what a sample is, and how good it is."""
 
-from tauflow.tasks.base import DataFacts, Task
+from tauflow.tasks.base import DataFacts, Shuffled, Task
 from tauflow.tasks.countdown import Countdown, LabelledCountdown
 from tauflow.tasks.images import Images
-from tauflow.tasks.items import Shuffled
 from tauflow.tasks.metrics import ConditionalSampleMean, SampleMean, SampleMetric, UnigramTotalVariation
 from tauflow.tasks.molecules import Molecules
 from tauflow.tasks.scenes import Scenes

@@ -1,11 +1,12 @@
-"""Task: data, what a sample is, and how good it is.
+"""Items by position, and which positions are whose.
 
-Shapes: B samples, D coordinates, V data tokens, C columns of a condition.
+Position p counts training items since the beginning of training over all devices, so step p // B and row p %
+B of the global batch of B items follow from it alone.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from pathlib import Path
@@ -14,13 +15,156 @@ from typing import Any, ClassVar, Self, get_type_hints
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 from torchmetrics import MetricCollection
 
 from tauflow.denoise.model import ChannelsName, checked_channels
 from tauflow.errors import SettingsError
 from tauflow.samplers import Prompt
-from tauflow.tasks.items import Share, items_of
+from tauflow.seeds import seed_of
+
+Item = dict[str, Tensor]  # {"tokens": (D,) or the shape of a sample, "condition"?: (C,)}
+ENDLESS = 2**62  # length of data that never ends
+
+
+@dataclass(frozen=True)
+class Share:
+    """A rank's share of the global batches: every world_size-th item of a step, in `accumulate` parts."""
+
+    batch_size: int  # of a step over all ranks and parts
+    steps_per_epoch: int
+    accumulate: int = 1
+    rank: int = 0
+    world_size: int = 1
+    step: Callable[[], int] = lambda: 0  # the step that training has reached
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return self.steps_per_epoch * self.accumulate
+
+    def positions(self, batch: int) -> list[int]:
+        """Return the positions of this rank's batch number 0, 1, ... since the beginning of training."""
+        part = self.batch_size // self.accumulate
+        begin = batch * part
+        return list(range(begin + self.rank, begin + part, self.world_size))
+
+    def epoch(self, first: int) -> range:
+        """Return the numbers of the batches from the first one to the end of its epoch."""
+        return range(first, (first // self.batches_per_epoch + 1) * self.batches_per_epoch)
+
+
+class Shuffled(Dataset[Item]):
+    """Finite data as an endless order: a permutation for each pass, a pure function of the seed and the pass.
+
+    Args:
+        data: items 0 to N - 1.
+        seed: of the order.
+        name: keys the order, so that two data sets with one seed are not shuffled alike.
+    """
+
+    def __init__(self, data: Any, seed: int, name: str = "order"):
+        self.data = data
+        self.seed = seed
+        self.name = name
+        self._pass = -1
+        self._order: np.ndarray = np.empty(0)
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __getitem__(self, position: int) -> Item:
+        return self.__getitems__([position])[0]
+
+    def __getitems__(self, positions: Sequence[int]) -> list[Item]:
+        return items_of(self.data, [self._row(int(position)) for position in positions])
+
+    def _row(self, position: int) -> int:
+        number, place = divmod(position, len(self.data))
+        if number != self._pass:
+            generator = np.random.Generator(np.random.Philox(seed_of(self.name, self.seed, number)))
+            self._order = generator.permutation(len(self.data))
+            self._pass = number
+        return int(self._order[place])
+
+
+def items_of(data: Any, numbers: Sequence[int]) -> list[Item]:
+    """Return several items of a data set, at once where it can."""
+    if hasattr(data, "__getitems__"):
+        return data.__getitems__(numbers)
+    return [data[number] for number in numbers]
+
+
+# Rows: data that is a table with a row for each item, as items of a task.
+#
+# A table has a length, and `table[[numbers]]` gives its columns by name: "tokens" (N, D), perhaps "condition"
+# (N, C).
+
+
+class Rows(Dataset[Item]):
+    """The rows of a table as items, all of them in their order."""
+
+    def __init__(self, table: Any):
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, number: int) -> Item:
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Item]:
+        columns = self.table[[int(number) for number in numbers]]
+        whole = {
+            name: torch.from_numpy(np.asarray(column, dtype=np.int64)) for name, column in columns.items()
+        }
+        return [{name: column[row] for name, column in whole.items()} for row in range(len(numbers))]
+
+
+class Fixed(Rows):
+    """Validation items: the first rows of a permutation that the seed gives, or of all without a seed.
+
+    A corpus may be sorted, by years for instance: rows from its beginning alone would not stand for it.
+    """
+
+    def __init__(self, table: Any, count: int, seed: int | None = None):
+        super().__init__(table)
+        order = np.arange(len(table))
+        if seed is not None:
+            np.random.Generator(np.random.Philox(seed_of("validation order", seed))).shuffle(order)
+        self.rows = order[:count]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Item]:
+        return super().__getitems__(self.rows[list(numbers)].tolist())
+
+    def tokens(self) -> np.ndarray:
+        """Return the tokens (N, D) of all items."""
+        return self.columns()["tokens"]
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Return all items as columns (N, ...)."""
+        return {name: np.asarray(column) for name, column in self.table[self.rows.tolist()].items()}
+
+
+class InMemory:
+    """Columns (N, ...) of arrays, in memory or mapped into it, that answer like a data set."""
+
+    def __init__(self, columns: dict[str, np.ndarray]):
+        self.arrays = columns
+
+    def __len__(self) -> int:
+        return len(self.arrays["tokens"])
+
+    def __getitem__(self, rows: list[int]) -> dict[str, np.ndarray]:
+        return {name: column[rows] for name, column in self.arrays.items()}
+
+
+# Task: data, what a sample is, and how good it is.
+#
+# Shapes: B samples, D coordinates, V data tokens, C columns of a condition.
+
 
 UNIT = 2.0**-40  # of probabilities
 UNIGRAM_ITEMS = 4096  # training items that the unigram law is counted in

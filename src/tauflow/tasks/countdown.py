@@ -1,12 +1,13 @@
-"""Countdown: sequences that count down to 0 and start again anywhere (paper, section exp_countdown).
+"""The countdown chain: x^1 ~ U{0..V-1}; x^{i+1} = x^i - 1 if x^i > 0, else U{0..V-1} (exp_countdown).
 
-The rule, its exact law and its exact denoiser are in `tauflow.theory.countdown`. Shapes: B sequences, D
+With a step k it counts down by k: x^{i+1} = x^i - k if x^i >= k, else U{0..V-1}. Shapes: B sequences, D
 coordinates, V values.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,21 +16,165 @@ from torch.utils.data import Dataset
 from torchmetrics import Metric, MetricCollection
 
 from tauflow.errors import SettingsError
+from tauflow.process import Process
 from tauflow.samplers import Prompt
 from tauflow.seeds import seed_of
-from tauflow.tasks.base import Task
-from tauflow.tasks.countdown_metrics import (
-    STEPS,
-    AskedErrorRate,
-    AskedSequenceErrorRate,
-    AskedUnigramTotalVariation,
-    SequenceErrorRate,
-    TransitionErrorRate,
-    asked_step,
-)
-from tauflow.tasks.items import ENDLESS, Item
-from tauflow.tasks.metrics import UnigramTotalVariation
-from tauflow.theory.countdown import stationary_law, successor, violations
+from tauflow.tasks.base import ENDLESS, Item, Task
+from tauflow.tasks.metrics import ConditionalSampleMean, SampleMean, UnigramTotalVariation, joined
+
+Values = TypeVar("Values", Tensor, np.ndarray)
+
+
+def successor(x: Values, fresh: Values, step: "int | Values" = 1) -> Values:
+    """Return what follows x, given a fresh uniform draw for the case that it is free."""
+    return (x >= step) * (x - step) + (x < step) * fresh
+
+
+def transition_matrix(values: int, step: int = 1) -> Tensor:
+    """Return T[x, y] = P(next = y | x), float64 (V, V)."""
+    x, fresh = torch.meshgrid(torch.arange(values), torch.arange(values), indexing="ij")
+    ones = torch.full((values, values), 1 / values, dtype=torch.float64)
+    return torch.zeros(values, values, dtype=torch.float64).scatter_add_(1, successor(x, fresh, step), ones)
+
+
+def stationary_law(values: int, step: int = 1) -> Tensor:
+    """Return the law that the chain leaves unchanged, float64 (V,)."""
+    if step == 1:  # value s with probability proportional to P(U >= s) = (V - s) / V
+        weights = torch.arange(values, 0, -1, dtype=torch.float64)
+        return weights / weights.sum()
+    law = torch.full((values,), 1 / values, dtype=torch.float64)
+    return law @ torch.linalg.matrix_power(transition_matrix(values, step), 2**12)
+
+
+def entropy(length: int, values: int, step: int = 1) -> float:
+    """Return the exact entropy of a sequence in nats per coordinate: ln V for each free one."""
+    law = torch.full((values,), 1 / values, dtype=torch.float64)
+    transition = transition_matrix(values, step)
+    draws = 1.0
+    for _ in range(length - 1):
+        draws += law[:step].sum().item()
+        law = law @ transition
+    return draws * math.log(values) / length
+
+
+def violations(tokens: Tensor, values: int, step: "int | Tensor" = 1) -> Tensor:
+    """Return which transitions of tokens (B, D) break the rule, bool (B, D - 1); foreign states do.
+
+    The step may be one for each sequence, (B, 1).
+    """
+    foreign = (tokens < 0) | (tokens >= values)
+    previous, following = tokens[:, :-1], tokens[:, 1:]
+    return (successor(previous, following, step) != following) | foreign[:, :-1] | foreign[:, 1:]
+
+
+def posterior(x: Tensor, t: Tensor, process: Process, leak: float = 0.0) -> Tensor:
+    """Return the exact denoiser of the chain by forward-backward, float64 (B, D, V).
+
+    A leak makes every transition possible, so that the posterior exists also at states with wrong
+    transitions, which samplers reach.
+    """
+    likelihood = process.evidence(x, t)
+    values = process.num_tokens
+    transition = (1 - leak) * transition_matrix(values) + leak / values
+    forward, backward = likelihood.clone(), torch.ones_like(likelihood)
+    forward[:, 0] /= forward[:, 0].sum(-1, keepdim=True)
+    for d in range(1, x.shape[1]):
+        forward[:, d] *= forward[:, d - 1] @ transition
+        forward[:, d] /= forward[:, d].sum(-1, keepdim=True)
+    for d in reversed(range(x.shape[1] - 1)):
+        backward[:, d] = (backward[:, d + 1] * likelihood[:, d + 1]) @ transition.T
+        backward[:, d] /= backward[:, d].sum(-1, keepdim=True)
+    weights = forward * backward
+    return weights / weights.sum(-1, keepdim=True)
+
+
+# How well sequences keep to the countdown rule. Shapes: B sequences, D coordinates, V values.
+
+
+STEPS = 3  # of labelled countdown: label k asks for step k + 1
+
+
+class TransitionErrorRate(SampleMean):
+    """Share of transitions that break the rule."""
+
+    def __init__(self, values: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.values = values
+
+    def of(self, tokens: Tensor) -> Tensor:
+        return violations(tokens, self.values).double().mean(1)
+
+
+class SequenceErrorRate(TransitionErrorRate):
+    """Share of sequences with at least one transition that breaks the rule."""
+
+    logarithmic = False
+
+    def of(self, tokens: Tensor) -> Tensor:
+        return violations(tokens, self.values).any(1)
+
+
+class AskedErrorRate(ConditionalSampleMean):
+    """Share of transitions that break the rule of the step asked for, of all samples or of one label."""
+
+    def __init__(self, values: int, label: int | None = None, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.values = values
+        self.label = label
+
+    def of(self, tokens: Tensor, condition: Tensor | None = None) -> Tensor:
+        rates = self.rates(violations(tokens, self.values, asked_step(condition)))
+        return rates if condition is None or self.label is None else rates[condition[:, 0] == self.label]
+
+    def rates(self, broken: Tensor) -> Tensor:
+        """Return the number (B,) of each sample from which of its transitions (B, D - 1) are broken."""
+        return broken.double().mean(1)
+
+
+class AskedSequenceErrorRate(AskedErrorRate):
+    """Share of sequences with at least one transition that breaks the rule with the step asked for."""
+
+    logarithmic = False
+
+    def rates(self, broken: Tensor) -> Tensor:
+        return broken.any(1)
+
+
+class AskedUnigramTotalVariation(UnigramTotalVariation):
+    """Total variation of the tokens from the law that the steps asked for have together."""
+
+    steps: list[Tensor]
+
+    def __init__(self, values: int, **kwargs: Any):
+        laws = torch.stack([stationary_law(values, label + 1) for label in range(STEPS)])  # (STEPS, V)
+        super().__init__(laws.mean(0), **kwargs)
+        self.laws = laws
+        self.add_state("steps", [], dist_reduce_fx="cat")
+
+    def update(self, tokens: Tensor, condition: Tensor | None = None) -> None:
+        super().update(tokens)
+        self.steps.append(asked_step(condition))
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        self.law = self.laws[joined(self.steps).flatten().cpu() - 1].mean(0)
+        return super().compute()
+
+
+def asked_step(condition: Tensor | None) -> Tensor:
+    """Return the steps (B, 1) of conditions (B, 1); refuse samples that were asked for no step."""
+    if condition is None or (condition < 0).any():
+        raise SettingsError(
+            "samples of countdown with labels are measured under the step they were asked for; sample with "
+            f"a condition, a step from 1 to {STEPS}"
+        )
+    return condition + 1
+
+
+# Countdown: sequences that count down to 0 and start again anywhere (paper, section exp_countdown).
+#
+# The rule, its exact law and its exact denoiser are in `tauflow.tasks.countdown`. Shapes: B sequences, D
+# coordinates, V values.
+
 
 PER_LINE = 32  # values of a shown sample
 LEAST = {"length": 2, "values": 2, "batch_size": 1, "val_items": 2}

@@ -1,20 +1,116 @@
-"""The generalized-KL bound on -ln p(x_1) of fixed items under fixed noise, as validation reports it.
+"""What is minimised, the cross-entropy on x_1, and the mean of what is reported.
 
-Shapes: b items of a batch, D coordinates, R rows that count, V data tokens.
+Shapes: R rows, V data tokens.
 """
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric
 
+from tauflow.denoise import DROPPED
+from tauflow.denoise.denoiser import single
+from tauflow.errors import SettingsError
 from tauflow.networks import Network
 from tauflow.process import Noise, Process, spread_kappas
 from tauflow.seeds import generator_for
+from tauflow.tasks.base import DataFacts
 from tauflow.tasks.metrics import joined
-from tauflow.train.losses import cross_entropy, stratified_mean
+
+
+def cross_entropy(logits: Tensor, x_1: Tensor) -> Tensor:
+    """Return -ln p(x_1 | x_t) of each row (R,) with logits (R, V), in float32 at least."""
+    return F.cross_entropy(single(logits), x_1, reduction="none")
+
+
+def stratified_mean(values: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean and its standard error for values (N,) taken at spread points `at` (N,).
+
+    Neighbouring points share a stratum in all but name, so half the mean squared difference of neighbours is
+    the variance within strata: the spread between strata, which stratification removed from the error, is not
+    counted.
+    """
+    values = values[at.argsort()].double()
+    steps = values.diff().square()
+    count = len(values)
+    error = (steps.sum() / (2 * count * (count - 1))).sqrt() if count > 1 else values.new_tensor(float("nan"))
+    return values.mean(), error
+
+
+# What a batch must hold: {"tokens": (b, D) or (b, *shape), "condition"?: (b, C)}.
+
+
+Batch = dict[str, Tensor]
+
+
+def tokens_of(batch: Batch, facts: DataFacts) -> Tensor:
+    """Return the tokens (b, D) of a batch; refuse one that does not fit the model."""
+    if not isinstance(batch, dict) or "tokens" not in batch:
+        raise SettingsError(
+            'a batch must be a dict {"tokens": ..., "condition"?: ...}; make the items of the data set so'
+        )
+    tokens = batch["tokens"]
+    if tokens.ndim < 2 or tokens[0].numel() != facts.length:
+        raise SettingsError(
+            f"the model is made for {facts}, a batch has tokens of the shape {tuple(tokens.shape)}"
+        )
+    return tokens.flatten(1).long()
+
+
+def condition_of(batch: Batch, facts: DataFacts) -> Tensor | None:
+    """Return the condition (b, C) of a batch, None where the data has none; refuse one that does not fit."""
+    condition = batch.get("condition")
+    columns = len(facts.conditions)
+    if condition is None:
+        if columns:
+            raise SettingsError(
+                f'the data is said to have conditions {facts.conditions}, a batch has no "condition"; '
+                "add it to the items, or drop the conditions from the task"
+            )
+        return None
+    if not columns:
+        raise SettingsError(
+            'a batch has a "condition", but the network takes none; say in the task (or DataFacts) '
+            "what conditions the data has, or drop it from the items"
+        )
+    if condition.shape[1:] != (columns,):
+        raise SettingsError(
+            f"the condition of a batch has the shape {tuple(condition.shape)}, the model is made for "
+            f"{columns} columns"
+        )
+    return condition.long()
+
+
+def refuse_values(batch: Batch, facts: DataFacts) -> None:
+    """Raise unless tokens and conditions are whole numbers in range.
+
+    A label that is too large by one would otherwise train as a dropped one.
+    """
+    _refuse("tokens", tokens_of(batch, facts), batch["tokens"], 0, facts.num_tokens)
+    condition = condition_of(batch, facts)
+    if condition is not None:
+        for column, size in enumerate(facts.conditions):
+            name = f"column {column} of the condition"
+            _refuse(name, condition[:, column], batch["condition"], DROPPED, size)
+
+
+def _refuse(name: str, values: Tensor, given: Tensor, lowest: int, end: int) -> None:
+    """Raise unless values were given as whole numbers from the lowest to one before the end."""
+    if given.is_floating_point() or given.dtype == torch.bool:
+        raise SettingsError(f"the {name} of a batch must be whole numbers, got {given.dtype}")
+    if values.numel() and not lowest <= int(values.min()) <= int(values.max()) < end:
+        raise SettingsError(
+            f"the {name} of a batch must lie in {lowest} .. {end - 1}, got {int(values.min())} to "
+            f"{int(values.max())}; count from 0"
+        )
+
+
+# The generalized-KL bound on -ln p(x_1) of fixed items under fixed noise, as validation reports it.
+#
+# Shapes: b items of a batch, D coordinates, R rows that count, V data tokens.
 
 
 def posterior_inputs(network: Network, x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor:

@@ -1,10 +1,6 @@
-"""Checkpoint files: atomic, only plain data inside, read without trusting them.
+"""Objects as plain data: {"class_path": ..., "init_args": {...}}, as in a configuration file."""
 
-A checkpoint is Lightning's, plus the entry "tauflow": {"format", "model", "task"} that says how to rebuild
-both; the task is None where there was none. An object is described as {"class_path": ..., "init_args":
-{...}}, as in a configuration file, and rebuilt only if the class is one that the reader allows.
-"""
-
+import inspect
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,12 +11,99 @@ import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
-from tauflow.errors import CheckpointError, join_names, shorten
+from tauflow.errors import CheckpointError, SettingsError, join_names, shorten
 from tauflow.files import atomic
-from tauflow.process import SOURCES
-from tauflow.train.described import describe
-from tauflow.train.upgrade import upgraded
+from tauflow.process import SCHEDULES, SOURCES, Masked, Uniform, schedule_from
 from tauflow.untrusted import VALUES, check_plain, path_of, read_tensors
+
+
+def describe(value: Any) -> Any:
+    """Return plain data from which `untrusted.build` makes the same object.
+
+    An object keeps each constructor argument as an attribute of its name, or says them all in `init_args`.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [describe(item) for item in value]
+    if isinstance(value, Tensor):
+        return value.tolist()
+    arguments = value.init_args if hasattr(value, "init_args") else _arguments(value)
+    return {
+        "class_path": path_of(type(value)),
+        "init_args": {name: describe(argument) for name, argument in arguments.items()},
+    }
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    names = list(inspect.signature(type(value)).parameters)
+    missing = [name for name in names if not hasattr(value, name)]
+    if missing:
+        raise SettingsError(
+            f"a checkpoint cannot describe {type(value).__name__}: keep its constructor argument "
+            f"{missing[0]!r} as an attribute of that name"
+        )
+    return {name: getattr(value, name) for name in names}
+
+
+# Checkpoints of format 1, as this version describes models.
+
+
+MOVED = {
+    "tauflow.module.DFMModule": "tauflow.train.module.DFMModule",
+    "tauflow.networks.TransformerConfig": "tauflow.networks.transformer.TransformerConfig",
+    "tauflow.tasks.text.Text": "tauflow.tasks.text.task.Text",
+    "tauflow.schedules.Polynomial": "tauflow.process.schedules.Polynomial",
+    "tauflow.schedules.Cosine": "tauflow.process.schedules.Cosine",
+    "tauflow.schedules.CosineSquared": "tauflow.process.schedules.CosineSquared",
+}
+OPTIMIZER = ("learning_rate", "warmup_steps", "weight_decay", "betas", "ema_decay")
+NOT_BUILT = {"num_tokens", "seq_len", *OPTIMIZER}
+
+
+def upgraded(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the entry of a format-1 checkpoint in format 2; what is unknown stays, and is refused later."""
+    entry = _moved(entry)
+    arguments = entry["model"].get("init_args")
+    if isinstance(arguments, dict) and {"num_tokens", "seq_len"} <= arguments.keys():
+        entry["model"]["init_args"] = _new_arguments(arguments)
+    return entry | {"format": 2}
+
+
+def _new_arguments(old: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a model: sizes are facts of the data now, the optimizer has its own."""
+    facts = {"num_tokens": old["num_tokens"], "shape": [old["seq_len"]], "conditions": [], "unigrams": None}
+    optimizer = {name: old[name] for name in OPTIMIZER if name in old}
+    new = {name: value for name, value in old.items() if name not in NOT_BUILT}
+    new["facts"] = {"class_path": "tauflow.tasks.base.DataFacts", "init_args": facts}
+    new["optimizer"] = {"class_path": "tauflow.train.optimizer.OptimizerConfig", "init_args": optimizer}
+    source = {"masked": Masked, "uniform": Uniform}.get(str(old.get("source")))
+    if source is not None:
+        new["source"] = describe(source(old["num_tokens"]))
+    named = [name for name in SCHEDULES if name != "polynomial"]  # that one was never a name alone
+    if old.get("schedule") in named:
+        new["schedule"] = describe(schedule_from(old["schedule"]))
+    return new
+
+
+def _moved(value: Any) -> Any:
+    """Return plain data with the new names of classes that have moved."""
+    if isinstance(value, list):
+        return [_moved(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    new = {key: _moved(item) for key, item in value.items()}
+    if isinstance(new.get("class_path"), str):
+        new["class_path"] = MOVED.get(new["class_path"], new["class_path"])
+    return new
+
+
+# Checkpoint files: atomic, only plain data inside, read without trusting them.
+#
+# A checkpoint is Lightning's, plus the entry "tauflow": {"format", "model", "task"} that says how to rebuild
+# both; the task is None where there was none. An object is described as {"class_path": ..., "init_args":
+# {...}}, as in a configuration file, and rebuilt only if the class is one that the reader allows.
+
 
 KEY = "tauflow"
 FORMAT = 2

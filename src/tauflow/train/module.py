@@ -19,8 +19,15 @@ from tauflow.process import Noise, Schedule, Source, schedule_from, source_from,
 from tauflow.process.process import LossOn, Redrawn
 from tauflow.seeds import generator_for
 from tauflow.tasks.base import DataFacts, Task
-from tauflow.train.batches import Batch, condition_of, refuse_values, tokens_of
-from tauflow.train.bound import Bound, Validation, posterior_inputs
+from tauflow.train.bound import (
+    Batch,
+    Bound,
+    Validation,
+    condition_of,
+    posterior_inputs,
+    refuse_values,
+    tokens_of,
+)
 from tauflow.train.checkpoints import FORMAT, KEY, describe
 from tauflow.train.ema import EMA
 from tauflow.train.optimizer import OptimizerConfig

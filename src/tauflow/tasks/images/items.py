@@ -15,9 +15,8 @@ from torch.utils.data import Dataset
 from tauflow import files
 from tauflow.errors import SettingsError
 from tauflow.seeds import seed_of
-from tauflow.tasks.base import DataFacts
+from tauflow.tasks.base import DataFacts, Item, Shuffled
 from tauflow.tasks.images.arrays import read_npz
-from tauflow.tasks.items import Item, Shuffled
 
 
 class Items(Dataset[Item]):

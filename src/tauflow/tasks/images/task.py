@@ -19,7 +19,7 @@ from tauflow.denoise.model import ChannelsName
 from tauflow.errors import SettingsError, printable
 from tauflow.samplers import Prompt
 from tauflow.seeds import generator_for
-from tauflow.tasks.base import Task
+from tauflow.tasks.base import Shuffled, Task
 from tauflow.tasks.images.cache import Cache, Split, cached
 from tauflow.tasks.images.hub import Hub
 from tauflow.tasks.images.items import Flipped, Items, Kept
@@ -28,7 +28,6 @@ from tauflow.tasks.images.pictures import fitted, opened, window
 from tauflow.tasks.images.settings import SOURCES, refuse_repeated, refuse_unfit, sides
 from tauflow.tasks.images.sources import Folder, Idx, Npz, Source, SplitName
 from tauflow.tasks.images.tokens import Pixels, TokensName, pixels_from
-from tauflow.tasks.items import Shuffled
 
 KEPT = "pictures.npz"  # beside the checkpoints of a run
 CHANNELS: dict[TokensName, ChannelsName] = {"rgb": "apart", "decorrelated": "together"}

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tauflow.tasks.items import ENDLESS
+from tauflow.tasks.base import ENDLESS
 from tauflow.tasks.scenes.items import SceneItems
 from tauflow.tasks.scenes.towers import SIZE, Towers, loaded, save
 

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from tauflow.geneval import relation
 from tauflow.seeds import seed_of
-from tauflow.tasks.items import Item
+from tauflow.tasks.base import Item
 from tauflow.tasks.scenes.canvas import Found, painted
 from tauflow.tasks.scenes.grammar import (
     CAPTION_WORDS,

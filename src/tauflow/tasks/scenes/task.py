@@ -13,8 +13,7 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from tauflow.errors import SettingsError
-from tauflow.tasks.base import Task
-from tauflow.tasks.items import ENDLESS
+from tauflow.tasks.base import ENDLESS, Task
 from tauflow.tasks.scenes.canvas import CODES, codebook, pictures
 from tauflow.tasks.scenes.grammar import CAPTION_WORDS, WORDS, Caption, condition_of, parsed, words_of
 from tauflow.tasks.scenes.items import SceneItems, prompt_list

@@ -18,10 +18,8 @@ from torchmetrics import Metric, MetricCollection
 from tauflow.errors import CheckpointError, SettingsError
 from tauflow.samplers import Prompt
 from tauflow.tasks import prompts
-from tauflow.tasks.base import UNIGRAM_ITEMS, Task, unigram_law
-from tauflow.tasks.items import Shuffled
+from tauflow.tasks.base import UNIGRAM_ITEMS, Fixed, InMemory, Rows, Shuffled, Task, unigram_law
 from tauflow.tasks.metrics import UnigramTotalVariation
-from tauflow.tasks.rows import Fixed, InMemory, Rows
 from tauflow.tasks.sequences.metrics import BrokenPadding, LengthTotalVariation, MeanLength, Novel, Unique
 from tauflow.tasks.sequences.sources import HubStrings, Source, StringFiles
 from tauflow.tasks.sequences.statistics import SequenceStatistics, digest_of_rows

@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from tauflow.errors import SettingsError
 from tauflow.seeds import seed_of
-from tauflow.tasks.items import Share
+from tauflow.tasks.base import Share
 from tauflow.tasks.text.blocks import Split, pack, refuse_small
 from tauflow.tasks.text.corpus import Hub
 from tauflow.tasks.text.vocabulary import Vocabulary, vocabulary_from

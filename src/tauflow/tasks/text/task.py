@@ -18,10 +18,8 @@ from torchmetrics import Metric, MetricCollection
 from tauflow.errors import CheckpointError, SettingsError
 from tauflow.samplers import Prompt
 from tauflow.tasks import prompts
-from tauflow.tasks.base import UNIGRAM_ITEMS, Task, unigram_law
-from tauflow.tasks.items import Share, Shuffled
+from tauflow.tasks.base import UNIGRAM_ITEMS, Fixed, InMemory, Rows, Share, Shuffled, Task, unigram_law
 from tauflow.tasks.metrics import UnigramTotalVariation
-from tauflow.tasks.rows import Fixed, InMemory, Rows
 from tauflow.tasks.text.blocks import Split, cached_blocks
 from tauflow.tasks.text.corpus import BuiltIn, Corpus, DocumentName, Files, Hub
 from tauflow.tasks.text.judges import Judge
