@@ -34,7 +34,7 @@ from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scal
 from tauflow.evaluation.tables import Frame, View, to_csv
 from tauflow.process import schedule_from
 from tauflow.samplers import sampler_from
-from tauflow.tasks.data import parsed
+from tauflow.tasks.settings import parsed
 from tauflow.train import SHIPPED
 
 ROOT = Path(__file__).parents[1]

@@ -18,7 +18,7 @@ from tauflow.errors import SettingsError, TauflowError
 from tauflow.geneval import CLIP, MASK2FORMER
 from tauflow.samplers import split_specs
 from tauflow.stopping import exit_code, stoppable
-from tauflow.tasks.data import parsed
+from tauflow.tasks.settings import parsed
 
 DESCRIPTION = """Run one study: each measures something that the paper reports, or that a user asks before
 choosing a sampler.

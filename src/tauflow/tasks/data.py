@@ -1,102 +1,21 @@
-"""Folders of cached data: named by what they were made from, and never seen half-built."""
+"""TaskData: the Lightning data module around a task, with positions for exact resume.
 
-import hashlib
-import shutil
+A training batch is {"tokens": (b, D), "condition"?: (b, C), "position": (b,)}; a validation batch has "index"
+instead.
+"""
+
 import signal
-import tempfile
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-import yaml
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from tauflow.errors import SettingsError, WriteError
-from tauflow.tasks.base import Item, Share, Task, items_of
-
-T = TypeVar("T")
-BUILDING = ".building."  # begins the names of folders that are not complete
-ABANDONED = 24 * 3600  # seconds without a change after which such a folder is of a build that was killed
-
-
-def key_of(*facts: Any) -> str:
-    """Return a short digest of plain values, for a name that changes when any of them does."""
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
-
-
-@contextmanager
-def building(folder: Path, what: str) -> Iterator[Path]:
-    """Give a new folder that takes the name only when it is complete, unless another process was faster.
-
-    An interrupted build leaves nothing that is taken for a cache; what a killed one leaves is removed by a
-    later build. `what` tells a WriteError what is cached.
-    """
-    new: Path | None = None
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(folder.parent)
-        new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=BUILDING))
-        yield new
-        new.rename(folder)  # fails where the folder is there already
-    except OSError as error:
-        if folder.is_dir():
-            return  # another process was faster
-        written = sum(file.stat().st_size for file in new.iterdir()) if new else 0
-        raise WriteError(
-            f"cannot write {what} to {folder.parent} ({error.strerror or error}) after {written / 1e6:.1f} "
-            "MB; free space, or choose another folder with --data.cache; nothing half-written is left",
-            error.errno,
-        ) from error
-    finally:
-        if new:
-            shutil.rmtree(new, ignore_errors=True)
-
-
-def _remove_abandoned(root: Path) -> None:
-    """Drop the folders of builds that were killed; those of running builds have changed lately."""
-    for folder in root.glob(f"{BUILDING}*"):
-        with suppress(OSError):  # another process removes it too, or completes it
-            changed = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-            if changed < time.time() - ABANDONED:
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def tracked(items: Iterable[T], description: str, progress: bool) -> Iterable[T]:
-    """Return the items, counted by a bar where there is a terminal and progress is asked for."""
-    if not progress:
-        return items
-    from rich import get_console
-    from rich.progress import track
-
-    return track(items, description=description, transient=True, disable=not get_console().is_terminal)
-
-
-# Settings of a task as words of a command line: KEY=VALUE.
-
-
-def parsed(words: Iterable[str]) -> dict[str, Any]:
-    """Return the settings that words such as "files=corpus.txt" give; a value is YAML."""
-    found: dict[str, Any] = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not equals or not name.isidentifier():
-            raise SettingsError(f"--data takes KEY=VALUE, such as files=corpus.txt, not {word!r}")
-        try:
-            found[name] = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError):
-            raise SettingsError(f"the value of --data {word!r} is no YAML; put quotes around text") from None
-    return found
-
-
-# TaskData: the Lightning data module around a task, with positions for exact resume.
-#
-# A training batch is {"tokens": (b, D), "condition"?: (b, C), "position": (b,)}; a validation batch has
-# "index"
-# instead.
+from tauflow.errors import SettingsError
+from tauflow.tasks.base import Task
+from tauflow.tasks.base import Item, Share, items_of
 
 
 class TaskData(LightningDataModule):

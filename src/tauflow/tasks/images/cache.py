@@ -17,7 +17,7 @@ import numpy as np
 from tauflow import files
 from tauflow.errors import SettingsError, first_line
 from tauflow.seeds import seed_of
-from tauflow.tasks.data import building, key_of, tracked
+from tauflow.tasks.caches import building, key_of, tracked
 from tauflow.tasks.images.pictures import fitted
 from tauflow.tasks.images.sources import Picture, Source, SplitName
 from tauflow.tasks.images.tokens import palette_of

@@ -24,7 +24,7 @@ from tauflow import ranks
 from tauflow.errors import SettingsError
 from tauflow.files import atomic
 from tauflow.imports import import_object
-from tauflow.tasks.data import tracked
+from tauflow.tasks.caches import tracked
 
 CHUNK = 32  # pictures that a network sees at once
 SIDE = 96  # pixels that Lite0 gets to see

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tauflow.errors import SettingsError, first_line
-from tauflow.tasks.data import building, key_of, tracked
+from tauflow.tasks.caches import building, key_of, tracked
 from tauflow.tasks.sequences.merges import learned
 from tauflow.tasks.sequences.sources import Entry, Source
 from tauflow.tasks.sequences.tokens import PAD, Tokens, splitter, uncovered

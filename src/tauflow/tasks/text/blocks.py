@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tauflow.errors import SettingsError, first_line
-from tauflow.tasks.data import building, key_of, tracked
+from tauflow.tasks.caches import building, key_of, tracked
 from tauflow.tasks.text.corpus import Corpus, in_validation
 from tauflow.tasks.text.vocabulary import Vocabulary
 

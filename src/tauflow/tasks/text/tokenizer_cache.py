@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tauflow import files
 from tauflow.errors import SettingsError
-from tauflow.tasks.data import key_of
+from tauflow.tasks.caches import key_of
 from tauflow.tasks.text.blocks import Split
 from tauflow.tasks.text.corpus import Corpus
 from tauflow.tasks.text.vocabulary import byte_level_bpe, characters
