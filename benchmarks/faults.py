@@ -922,8 +922,8 @@ FAULTS = [
     Fault(
         "weights that share their numbers expanded",
         "untrusted.py",
-        "if storages and sum(weight.nbytes for weight in found.values()) > stored:",
-        "if False:",
+        "if sum(weight.nbytes for weight in weights.values()) > stored:",
+        "if not stored:",
         "test_hostile_files.py::test_weights_that_share_their_numbers_take_no_memory",
     ),
     Fault(

@@ -41,7 +41,7 @@ from tauflow.theory import orders
 from tauflow.train import DFMModule
 from tauflow.train.checkpoints import AtomicCheckpointIO, describe, read
 from tauflow.train.trained import CLASSES
-from tauflow.untrusted import build
+from tauflow.untrusted import build, read_arrays
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\u202e"
 HUGE = 10**12
@@ -314,6 +314,10 @@ ARCHIVES = {  # name: (its bytes, what the answer says)
     "two pickles": (
         lambda clean: zipped(clean, more=[("other/data.pkl", b"N.")]),
         "torch.save didn't write it",
+    ),
+    "another pickle that torch would find": (
+        lambda clean: zipped(clean, more=[("archive/DATA.PKL", b"N.")]),
+        "torch.save didn't write its part archive/DATA.PKL",
     ),
     "encrypted": (lambda clean: patched(clean, "archive/data/5", 8, b"\x01"), ""),
 }
@@ -607,6 +611,12 @@ def test_a_pickle_of_weights(pickled, tmp_path, capfd):
     assert "_rebuild_meta_tensor" in said_by(lambda: tauflow.pretrained(pickled), tmp_path, capfd)
 
 
+def test_a_pickle_of_weights_that_share_their_numbers(pickled, tmp_path, capfd):
+    weights = {name: torch.ones(()).expand(weight.shape) for name, weight in esm_weights().items()}
+    torch.save(weights, pickled / "pytorch_model.bin")
+    assert "share their numbers" in said_by(lambda: tauflow.pretrained(pickled), tmp_path, capfd)
+
+
 def test_a_flipped_bit_in_a_pickle_of_weights(pickled, tmp_path, capfd):
     path = pickled / "pytorch_model.bin"
     with zipfile.ZipFile(path) as archive:
@@ -646,6 +656,18 @@ def test_a_tokenizer_of_a_folder(llada, tmp_path, capfd, name):
     tokenized(llada, **parts)
     said = said_by(lambda: tauflow.pretrained(llada), tmp_path, capfd)
     assert re.search(answer, said), said
+
+
+def test_a_tokenizer_config_that_chooses_another_file(llada, tmp_path, capfd):
+    chosen = SETTINGS | {"fast_tokenizer_files": ["../tokenizer.1.0.json"]}
+    (llada / "tokenizer_config.json").write_text(json.dumps(chosen))
+    assert "chooses other files" in said_by(lambda: tauflow.pretrained(llada), tmp_path, capfd)
+
+
+def test_a_text_of_a_folder_that_is_too_large(llada, tmp_path, capfd):
+    with open(llada / "chat_template.jinja", "wb") as file:
+        file.truncate(2**31)  # takes no space on disk
+    assert "must have at most" in said_by(lambda: tauflow.pretrained(llada), tmp_path, capfd)
 
 
 def test_a_tokenizer_that_panics(llada):
@@ -701,6 +723,15 @@ def test_an_order_that_is_a_pipe_is_not_used(learned):
         assert tauflow.load(learned).model.order is None
 
 
+def test_arrays_that_unpack_to_much_more_than_the_file(tmp_path):
+    path = tmp_path / "statistics.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a.npy", "w") as member:
+        for _ in range(2**10 + 1):
+            member.write(bytes(2**20))
+    with pytest.raises(ValueError, match="unpacks to more than"):
+        read_arrays(path)
+
+
 def test_a_flipped_bit_in_a_learned_file(learned):
     path = learned.parent / "x.order.json"
     text = path.read_text()
@@ -723,6 +754,13 @@ def test_a_scheduler_config_runs_no_code(tmp_path, capfd, sampler):
     (folder / "scheduler_config.json").write_text(json.dumps(config))
     door = scheduling.TauflowScheduler.from_pretrained
     assert "must be a registered name" in said_by(lambda: door(folder), tmp_path, capfd)
+
+
+@pytest.mark.parametrize("content", ['"evil/repo"', "[1]", '{"sampler": 5}', '{"schedule": []}', "{"])
+def test_a_scheduler_config_that_is_none(tmp_path, capfd, content):
+    scheduling = pytest.importorskip("tauflow.integrations.diffusers", exc_type=SettingsError)
+    (tmp_path / "scheduler_config.json").write_text(content)
+    said_by(lambda: scheduling.TauflowScheduler.from_pretrained(tmp_path), tmp_path, capfd)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,17 +31,24 @@ from tauflow.errors import CheckpointError, TauflowError, first_line, join_names
 
 PICKLED = r"collections OrderedDict|torch\._utils _rebuild_tensor_v2|torch \w+Storage"
 """The "module name" pairs that a pickle of tensors and plain data contains."""
+MEMBERS = (
+    r"[^/]+/(data\.pkl|byteorder|version|\.format_version|\.storage_alignment|"
+    r"\.data/serialization_id|data/\d+)"
+)
+"""Members of a zip file that `torch.save` writes. torch itself finds them whatever their case is."""
 ZIP = b"PK\x03\x04"
 LEGACY_PICKLES = 5  # pickles in a file that torch wrote before it wrote zip files
 VALUES = (bool, int, float, str, NoneType)
 MAX_DEPTH = 64  # nested dictionaries and lists; a checkpoint has about ten
 MAX_JSON = 2**24  # bytes
+MAX_TEXT = 2**27  # bytes of a tokenizer file; the largest have 35 MB
+MAX_ARRAYS = 2**30  # bytes of all arrays of an .npz file
 MAX_SETTING = 2**20  # an integer in config.json; a few names may have more
 MAX_COUNT = 4096  # layers, blocks, labels, ...
-MAX_GROWTH = 2**16  # how much longer a tokenizer may make a text; Llama's makes it 4 times as long
+MAX_GROWTH = 2**8  # how much longer a tokenizer may make a text; Llama's makes it 4 times as long
 MAX_TEMPLATE_LINES = 10**7  # lines of Python that a chat template may run; compiling one of 8 kB takes 10**6
 MAX_BUFFERS = 2**26  # bytes of computed buffers, for weights smaller than that
-LARGE = re.compile(r"theta|position|length")
+LARGE = re.compile(r"theta|position|max_sequence_length|model_max_length|^length$")
 COUNTS = re.compile(r"(?!.*(size|dim|length)).*(layer|block|group|network|label|depth)")
 ARGUMENT_TYPES: dict[Any, tuple[type, ...]] = {int: (int,), float: (int, float), bool: (bool,), str: (str,)}
 
@@ -142,6 +150,8 @@ def _zip_pickle(file: BinaryIO) -> bytes:
         for member in archive.infolist():
             if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
                 raise Damaged("a part of it is compressed")
+            if not re.fullmatch(MEMBERS, member.filename):
+                raise Damaged(f"torch.save didn't write its part {shorten(member.filename)}")
             if member.external_attr:
                 raise Damaged("a part of it is marked as a folder, so torch wouldn't read it")
         wrong = archive.testzip()
@@ -184,8 +194,7 @@ def _check_pickled_names(pickles: Iterable[bytes], path: Path, stand_ins: Mappin
 def check_weights(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless the weights of a file are those of a module; neither has to be in memory.
 
-    Names and shapes must be equal, and both must be floating-point numbers or neither. A file that stores a
-    few numbers and expands them to a large shape isn't accepted either.
+    Names and shapes must be equal, and both must be floating-point numbers or neither.
     """
     faults = {
         "missing": sorted(wanted.keys() - found.keys()),
@@ -204,20 +213,39 @@ def check_weights(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> 
     said = [f"{what}: {join_names(names)}" for what, names in faults.items() if names]
     if said:
         raise ValueError("its weights don't fit its settings; " + "; ".join(said))
-    storages = [weight.untyped_storage() for weight in found.values() if weight.device.type != "meta"]
+
+
+def check_storage(weights: Mapping[str, Tensor], path: Path | str) -> None:
+    """Raise if weights expand a few stored numbers to large shapes, so that they'd take more memory."""
+    storages = [weight.untyped_storage() for weight in weights.values()]
     stored = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-    if storages and sum(weight.nbytes for weight in found.values()) > stored:
-        raise ValueError("its weights share their numbers, so they take more memory than the file")
+    if sum(weight.nbytes for weight in weights.values()) > stored:
+        raise CheckpointError(
+            f"The weights in {path} share their numbers, so they'd take more memory than the file."
+        )
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz file by name, without pickles."""
+    check_regular(path)
+    with zipfile.ZipFile(path) as archive:
+        if sum(member.file_size for member in archive.infolist()) > MAX_ARRAYS:
+            raise ValueError(f"{path.name} unpacks to more than {MAX_ARRAYS} bytes")
+    with np.load(path, allow_pickle=False) as arrays:
+        return dict(arrays)
 
 
 # Settings of a pretrained model
 
 
 def check_folder(folder: Path) -> None:
-    """Raise if a folder has an entry that is neither a regular file nor a folder, such as a pipe."""
+    """Raise if a folder has an entry that isn't a regular file or a folder, or a text that is too large."""
     for path in sorted(folder.iterdir()):
-        if not path.is_dir():
-            check_regular(path)
+        if path.is_dir():
+            continue
+        check_regular(path)
+        if path.suffix in (".json", ".jinja", ".txt", ".model") and path.stat().st_size > MAX_TEXT:
+            raise CheckpointError(f"{path} must have at most {MAX_TEXT} bytes. Download it again.")
 
 
 def check_sizes(config: Any, path: Path, name: str = "") -> None:

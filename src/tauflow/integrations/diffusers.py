@@ -5,6 +5,8 @@ pipe("Why is the sky blue?", num_inference_steps=16, confidence_threshold=None)
 """
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from tauflow.process import Mixture, Uniform
 from tauflow.samplers.base import Sampler
 from tauflow.samplers.registry import registered_sampler
 from tauflow.samplers.run import Driven, whole
+from tauflow.untrusted import read_json
 
 try:
     from diffusers import ConfigMixin, SchedulerMixin
@@ -53,6 +56,10 @@ class TauflowScheduler(SchedulerMixin, ConfigMixin):
 
     @register_to_config
     def __init__(self, sampler: str | Sampler = "auto", schedule: str = "linear"):
+        if not isinstance(sampler, str | Sampler) or not isinstance(schedule, str):
+            raise SamplingError(
+                f"sampler and schedule must be names, got {sampler!r:.80} and {schedule!r:.80}."
+            )
         some = Model(lambda x, t: x, Mixture(Uniform(2), schedule), (1,))  # of any vocabulary
         self.sampler = sampler if isinstance(sampler, Sampler) else registered_sampler(sampler, some)
         if reason := self.sampler.refuses(some):
@@ -63,6 +70,14 @@ class TauflowScheduler(SchedulerMixin, ConfigMixin):
         self._given: tuple[torch.Generator, float] | None = None
         self._expected = 0
         self.set_timesteps(48)
+
+    @classmethod
+    def from_pretrained(cls, name: Any = None, subfolder: str | None = None, **options: Any) -> Any:
+        """Load the scheduler of a pipeline's folder, whose config is checked first, or of the hub."""
+        folder = Path(name or ".") / (subfolder or "")
+        if folder.is_dir():
+            read_json(folder / "scheduler_config.json")
+        return super().from_pretrained(name, subfolder=subfolder, **options)
 
     def set_timesteps(self, num_inference_steps: int, device: str | torch.device | None = None) -> None:
         """Set the evaluations of a canvas."""

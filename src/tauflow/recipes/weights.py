@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tauflow.errors import CheckpointError, SettingsError, join_names, shorten
 from tauflow.recipes.base import INSTALL, Recipe
-from tauflow.untrusted import path_of, read_json, read_tensors
+from tauflow.untrusted import check_storage, path_of, read_json, read_tensors
 
 INDEX = "model.safetensors.index.json"
 
@@ -115,6 +115,7 @@ class Pickled:
         if not isinstance(found, dict) or not all(isinstance(each, Tensor) for each in found.values()):
             raise CheckpointError(f"{path} must contain weights by name. Save them as safetensors.")
         self._weights = {str(name): weight.detach() for name, weight in found.items()}
+        check_storage(self._weights, path)
 
     def keys(self) -> list[str]:
         """Return the names of the weights."""
@@ -145,7 +146,8 @@ class PickledEmbedding:
 def read_embedding(path: Path) -> Tensor:
     """Return the weight of a pickled nn.Embedding."""
     found = read_tensors(path, released=True, stand_ins={path_of(nn.Embedding): PickledEmbedding})
-    weight = getattr(found, "_parameters", {}).get("weight")
+    parameters = getattr(found, "_parameters", None)
+    weight = parameters.get("weight") if isinstance(parameters, dict) else None
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         raise CheckpointError(f"{path} must contain an nn.Embedding, got {type(found).__name__}.")
     return weight.detach()

@@ -19,7 +19,7 @@ from tauflow.theory import counts, influence, orders
 from tauflow.train.checkpoints import KEY, read, refuse_foreign_classes
 from tauflow.train.module import DFMModule
 from tauflow.train.optimizer import OptimizerConfig
-from tauflow.untrusted import arguments_of, check_types, check_weights, class_of
+from tauflow.untrusted import arguments_of, check_storage, check_types, check_weights, class_of
 
 
 def _finals(module: object, kind: type) -> list[type]:
@@ -82,6 +82,7 @@ def load(
     averaged = {
         name.removeprefix("ema."): value for name, value in weights.items() if name.startswith("ema.")
     }
+    check_storage(averaged, path)
     try:
         module = _module(entry["model"], allowed, averaged)
     except FAULTS as error:

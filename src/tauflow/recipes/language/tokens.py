@@ -3,6 +3,7 @@
 The tokenizer is of a class of transformers; code that comes with one is never run.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,9 @@ def read_tokenizer(folder: Path, kind: str) -> Any:
         path = folder / "tokenizer.json"
         if path.exists():
             check_tokenizer(path.read_text(encoding="utf-8"))
+        settings = folder / "tokenizer_config.json"
+        if settings.is_file() and "fast_tokenizer_files" in json.loads(settings.read_text(encoding="utf-8")):
+            raise ValueError("tokenizer_config.json chooses other files (fast_tokenizer_files)")
         return getattr(transformers, kind).from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )

@@ -14,8 +14,8 @@ import numpy as np
 from tauflow import files
 from tauflow.denoise import DROPPED
 from tauflow.errors import SettingsError, first_line
-from tauflow.tasks import npz
 from tauflow.tasks.sequences.table import CHUNK, digest
+from tauflow.untrusted import read_arrays
 
 OWN = ("unigrams", "lengths", "validation", "conditions")
 GAPS = "gaps"  # between the digests, in a file: small numbers, which compress well
@@ -83,7 +83,7 @@ class SequenceStatistics:
     ) -> "SequenceStatistics":
         """Read a file that is not trusted; raise SettingsError if it is damaged, or of another model."""
         try:
-            saved = npz.read(path)
+            saved = read_arrays(path)
             own = {name: saved.pop(name) for name in OWN}
             digests = saved.pop(GAPS).cumsum(dtype=np.uint64)
             strings = str(saved.pop(STRINGS, ""))

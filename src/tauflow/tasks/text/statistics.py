@@ -8,8 +8,8 @@ import numpy as np
 
 from tauflow import files
 from tauflow.errors import SettingsError, first_line
-from tauflow.tasks import npz
 from tauflow.tasks.text.ngrams import KneserNey
+from tauflow.untrusted import read_arrays
 
 GRAM = 8
 
@@ -46,7 +46,7 @@ class TextStatistics:
     def load(cls, path: Path, num_tokens: int, length: int) -> "TextStatistics":
         """Read a file that is not trusted; raise SettingsError if it is damaged, or of another model."""
         try:
-            saved = npz.read(path)
+            saved = read_arrays(path)
             own = {name: saved[name] for name in ("unigrams", "grams", "validation")}
             found = cls(**own, ngrams=KneserNey.from_arrays(saved))
             found._refuse_unfit(num_tokens, length)
