@@ -371,6 +371,14 @@ def test_each_call_replaces_the_images_of_the_last_one(call, tmp_path):
     assert (folder / "own.txt").read_text() == "mine"
 
 
+def test_a_file_that_a_user_put_in_place_of_ours_is_not_replaced(call, tmp_path):
+    assert call(*FASHION)[0] == 0
+    (tmp_path / "samples" / "samples.png").write_bytes(b"mine")
+    code, _ = call(*FASHION)
+    assert "samples/samples.png already exists" in code
+    assert (tmp_path / "samples" / "samples.png").read_bytes() == b"mine"
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [("samples/samples.csv", FASHION), ("out/results.md", ["--ckpt", SHIPPED, "--out", "out"])],

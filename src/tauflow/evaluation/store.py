@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import math
 import platform
@@ -369,7 +370,7 @@ def versions() -> dict[str, str]:
 T = TypeVar("T")
 SAMPLE_FILES = ("samples.png", "evolution.png", "properties.png", "samples.csv")
 """What a task may show of its samples in addition to text."""
-WRITTEN = ".written"  # lists the sample files that the last call wrote to a folder
+WRITTEN = ".written"  # lists the sample files that the last call wrote to a folder, with their digests
 
 
 @contextmanager
@@ -438,15 +439,19 @@ def replace_samples(folder: Path, contents: dict[str, bytes]) -> None:
     """Write sample files in place of those that the last call wrote, and list them."""
     for name in _written(folder) - contents.keys():
         (folder / name).unlink(missing_ok=True)
-    files.write(folder / WRITTEN, "\n".join(contents))
+    before = [f"{files.digest(folder / name)} {name}" for name in _written(folder)]
+    now = [f"{hashlib.sha256(content).hexdigest()} {name}" for name, content in contents.items()]
+    files.write(folder / WRITTEN, "\n".join([*before, *now]))
     for name, content in contents.items():
         files.write(folder / name, content)
 
 
 def _written(folder: Path) -> set[str]:
+    """Return the names of sample files that are as tauflow wrote them."""
     path = folder / WRITTEN
-    listed = path.read_text().splitlines() if path.exists() else []
-    return set(SAMPLE_FILES).intersection(listed)
+    listed = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    there = [name for name in SAMPLE_FILES if (folder / name).is_file()]
+    return {name for name in there if f"{files.digest(folder / name)} {name}" in listed}
 
 
 def from_first(work: Callable[[], T]) -> T:
