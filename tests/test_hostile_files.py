@@ -658,6 +658,12 @@ def test_a_tokenizer_of_a_folder(llada, tmp_path, capfd, name):
     assert re.search(answer, said), said
 
 
+def test_many_replacements_of_equal_length_are_fine(llada):
+    same = {"type": "Replace", "pattern": {"String": "a"}, "content": "b"}
+    tokenized(llada, normalizer={"type": "Sequence", "normalizers": [same] * 34})
+    assert tauflow.pretrained(llada)
+
+
 def test_a_tokenizer_config_that_chooses_another_file(llada, tmp_path, capfd):
     chosen = SETTINGS | {"fast_tokenizer_files": ["../tokenizer.1.0.json"]}
     (llada / "tokenizer_config.json").write_text(json.dumps(chosen))

@@ -309,7 +309,12 @@ def _growths(step: Any) -> Iterator[int]:
     elif isinstance(step, dict):
         if step.get("type") == "ByteLevel":
             yield 4  # a character has up to four bytes
-        yield from (1 + len(step[name]) for name in ("content", "prepend") if isinstance(step.get(name), str))
+        added = [step[name] for name in ("content", "prepend") if isinstance(step.get(name), str)]
+        replaced = step["pattern"].get("String") if isinstance(step.get("pattern"), dict) else None
+        if isinstance(replaced, str) and replaced:
+            yield from (max(1, math.ceil(len(text) / len(replaced))) for text in added)
+        else:
+            yield from (1 + len(text) for text in added)
         for value in step.values():
             yield from _growths(value)
 
