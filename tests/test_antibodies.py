@@ -282,12 +282,12 @@ def test_recovery_counts_the_true_residues_of_open_places(trained):
     assert "valid" not in found  # it is given
 
 
-def test_the_headline_is_one_of_the_metrics(trained):
+def test_the_primary_metric_is_one_of_the_metrics(trained):
     loops = designed(trained, Design.loops(TRASTUZUMAB))
     starts = designed(loops, Design.beginning(PERTUZUMAB))
-    assert [each.task.headline for each in (trained, loops, starts)] == ["valid", "recovery", "valid"]
+    assert [each.task.primary_metric for each in (trained, loops, starts)] == ["valid", "recovery", "valid"]
     for each in (trained, loops, starts):
-        assert each.task.headline in each.task.sample_metrics()
+        assert each.task.primary_metric in each.task.sample_metrics()
 
 
 def test_a_blank_may_be_one_residue(trained):

@@ -255,7 +255,7 @@ def test_entropy_and_repetition_stand_beside_the_metrics_of_a_task():
     task = Diverse(ChainTask(CHAIN, 8))
     names = set(task.sample_metrics())
     assert names == {"perplexity", "unigram_tv", "entropy_bits", "transition_bits", "distinct_2"}
-    assert task.headline == "perplexity"
+    assert task.primary_metric == "perplexity"
 
 
 def test_which_position_is_revealed_when():

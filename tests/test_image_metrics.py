@@ -258,7 +258,7 @@ def test_every_task_has_what_needs_no_network(source, tmp_path, tokens):
     found = numbers_of(task, task.encode(pictures))
     chromatic = set() if tokens == "grey" else {"quiet_chroma"}
     assert set(found) == {"brightness_sd", "quiet_luma", "unigram_tv"} | chromatic
-    assert task.headline in found
+    assert task.primary_metric in found
     if tokens != "grey":  # which weighs the channels
         assert found["brightness_sd"].value == pytest.approx(luma(pictures).mean((1, 2)).std().item())
 
@@ -353,7 +353,7 @@ def test_a_checkpoint_without_pictures_is_measured_in_part(source, tmp_path, mon
         "quiet_luma",
         "quiet_chroma",
     }
-    assert task.headline == "quiet_luma"
+    assert task.primary_metric == "quiet_luma"
 
 
 # How networks are treated

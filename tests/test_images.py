@@ -614,7 +614,7 @@ def test_pictures_of_real_data_are_measured(npz, tmp_path, tokens):
     task = images(tmp_path, npz=str(npz), tokens=tokens, levels=16)
     task.setup("fit")
     metrics = task.sample_metrics()
-    assert task.headline in metrics
+    assert task.primary_metric in metrics
     metrics.update(tokens_of(task.train_data, 24).flatten(1))
     assert metrics.compute()["unigram_tv"][0] < 0.01, "they are the data of the law"
     assert task.channels == {"rgb": "apart", "decorrelated": "together"}.get(tokens)
@@ -642,7 +642,7 @@ def test_a_task_rebuilt_from_a_checkpoint_needs_no_pictures(npz, tmp_path, monke
     assert again.sample_conditions(3, first=1).tolist() == [[1], [0], [1]]
     assert "no pictures.npz beside the checkpoint" in again.alone
     assert "unigram_tv" not in again.sample_metrics()
-    assert again.headline in again.sample_metrics()
+    assert again.primary_metric in again.sample_metrics()
     with pytest.raises(SettingsError, match="name the pictures"):
         again.setup("validate")
     assert sorted(tmp_path.rglob("*")) == before, "nothing is written"

@@ -445,7 +445,7 @@ def test_texts_are_judged_up_to_their_end(folders, tmp_path):
     transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "flat").save_pretrained(tmp_path / "flat")
     task = pretrained(folders["llada"][0], length=D).task
     task.use_judges(str(tmp_path / "flat"))
-    assert task.headline == "ppl_corpus_flat"
+    assert task.primary_metric == "ppl_corpus_flat"
     metrics = task.sample_metrics()
     rows = ["abcd<|endoftext|>xxxxx", "abcdefghij"]
     metrics.update(torch.tensor([task.text.encode(row) for row in rows]))

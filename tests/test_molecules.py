@@ -175,7 +175,7 @@ def test_metrics_of_samples_by_hand(task):
     assert found["novel"][0] == 4 / 5
     assert found["broken_padding"][0] == 0
     assert {"length_tv", "unigram_tv", "mean_length"} <= found.keys()
-    assert task.headline == "valid"
+    assert task.primary_metric == "valid"
 
 
 def test_samples_without_a_molecule(task):

@@ -325,8 +325,8 @@ def test_clip_judges_pictures_by_their_prompts(released, tmp_path):
     wanted = ClipScore(name)(pictures, [SHORT] * 3).mean()
     assert wanted > 1
     found = {record.metric: record.measured.value for record in cell.records}
-    assert found[trained.task.headline] == pytest.approx(float(wanted), abs=1e-4)
-    assert trained.task.headline == "clip_score_tiny"
+    assert found[trained.task.primary_metric] == pytest.approx(float(wanted), abs=1e-4)
+    assert trained.task.primary_metric == "clip_score_tiny"
 
 
 def test_clip_runs_where_it_is_asked_to(released, tmp_path, monkeypatch):

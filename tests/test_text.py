@@ -582,7 +582,7 @@ def test_each_definition_has_its_own_input(corpus_file, tmp_path, small_gpt2):
     assert again != 3 * 15, "random ids are not what their text is made of"
     small = {"ppl_mean_small-2_5_x": 3 * 15, "ppl_corpus_small-2_5_x": again}
     assert found == {**small, "ppl_mean_ngram": 3 * 16, "ppl_corpus_ngram": 3 * 16}
-    assert task.headline == "ppl_corpus_small-2_5_x"
+    assert task.primary_metric == "ppl_corpus_small-2_5_x"
     other = text(corpus_file, tmp_path, tokenizer="characters", judges=str(small_gpt2))
     tokens = other.prompt("the people")[0][None]
     metrics = other.sample_metrics()
@@ -703,7 +703,7 @@ def test_training_logs_perplexity_entropy_and_text(text_run):
     for metric in MEASURED:
         assert [step for step, _ in scalars[f"{metric}/nfe_8"]] == [8, 16]
     assert printed.index("ppl_corpus_ngram by NFE") < printed.index("entropy_bits by NFE"), (
-        "the headline first"
+        "the primary metric first"
     )
     assert "(real data)" in printed
     records = [

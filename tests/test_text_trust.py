@@ -122,7 +122,7 @@ def test_a_checkpoint_names_no_corpus_cache_hub_or_judge(run, tmp_path, monkeypa
         metrics.update(torch.zeros(2, 16, dtype=torch.long))
         metrics.compute()
         assert rebuilt.show(rebuilt.prompt("the people").tokens[None])
-        rebuilt.headline  # noqa: B018
+        rebuilt.primary_metric  # noqa: B018
         alone = rebuilt.alone
     touched = [each for each in found if each[0] != "read"]
     assert not touched

@@ -30,7 +30,7 @@ LENGTH = 64
 class BigramTask(ChainTask):
     """The chain of the characters of a corpus: what followed what."""
 
-    headline = "transition_kl"
+    primary_metric = "transition_kl"
 
     def __init__(self, text: str, length: int = LENGTH, smoothing: float = SMOOTHING):
         codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)

@@ -25,7 +25,7 @@ ITEMS = 20_000  # validation items
 class LawTask(Task):
     """Abstract: a law whose validation items are drawn from itself."""
 
-    headline = "perplexity"
+    primary_metric = "perplexity"
     batch_size = 1
     epoch_items = 1
 
@@ -109,7 +109,7 @@ class JointTotalVariation(SampleMetric):
 class JointTask(LawTask):
     """A small law without any structure."""
 
-    headline = "total_variation"
+    primary_metric = "total_variation"
 
     def __init__(self, law: EnumerableLaw):
         super().__init__(law.length, law.num_tokens)
@@ -136,7 +136,7 @@ class CopyErrorRate(SampleMean):
 class CopyTask(LawTask):
     """Uniform tokens, and their copy half a sequence later: they depend where spacing pairs them."""
 
-    headline = "error_rate"
+    primary_metric = "error_rate"
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         half = torch.randint(self.num_tokens, (count, self.length // 2), generator=generator)

@@ -43,7 +43,7 @@ class Diverse(Task):
     def __init__(self, task: Task):
         self.task = task
         self.num_tokens, self.shape, self.conditions = task.num_tokens, task.shape, task.conditions
-        self.headline, self.alone = task.headline, task.alone
+        self.primary_metric, self.alone = task.primary_metric, task.alone
 
     def setup(self, stage: str | None = None) -> None:
         if not hasattr(self.task, "val_data"):
@@ -145,7 +145,7 @@ class OnLawsAndModels(OnModels):
         heads: dict[str, Scale] = {}
         for subject in self.subjects:
             task = task_of(subject.trained)
-            heads[task.headline] = scales(task)[task.headline]
+            heads[task.primary_metric] = scales(task)[task.primary_metric]
         return heads | super().scales()
 
     def illustrate(self, results: Results, folder: Path) -> list[str]:

@@ -23,7 +23,7 @@ class Stripes(Task):
     batch_size: int = 8
     epoch_items: int = 64
 
-    num_tokens, shape, conditions, headline = 3, (4, 4), (2,), "wrong"
+    num_tokens, shape, conditions, primary_metric = 3, (4, 4), (2,), "wrong"
 
     def setup(self, stage=None):
         stripes = torch.randint(3, (64, 4, 1), generator=torch.Generator().manual_seed(0)).expand(64, 4, 4)

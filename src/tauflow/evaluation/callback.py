@@ -103,7 +103,7 @@ class SamplerEvaluation(Callback):
         self._names = [name_of(metric, cell) for metric in metrics for cell in cells]
         likely = [cell for cell in cells if cell["sampler"] in grid.likely]
         self._names += [name_of(metric, cell) for metric in nll_units(grid.task) for cell in likely]
-        tag = f"{grid.task.headline}/nfe_{grid.nfes[-1]}"
+        tag = f"{grid.task.primary_metric}/nfe_{grid.nfes[-1]}"
         rows = dict.fromkeys(VIEW.label(cell, VIEW.row) for cell in cells)
         self._shown_metrics = [(row, tag) for row in rows]
 

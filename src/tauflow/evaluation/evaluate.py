@@ -353,9 +353,9 @@ def adaptive_scales(samplers: Iterable[Sampler], before: Iterable[str] = ()) -> 
 
 
 def scales(task: Task) -> dict[str, Scale]:
-    """Return how the task's metrics are read, the headline first."""
+    """Return how the task's metrics are read, the primary metric first."""
     metrics: dict[str, Any] = dict(task.sample_metrics().items())
-    names = sorted(metrics, key=lambda name: name != task.headline)
+    names = sorted(metrics, key=lambda name: name != task.primary_metric)
     return {
         name: Scale(metrics[name].higher_is_better, bool(getattr(metrics[name], "logarithmic", True)))
         for name in names

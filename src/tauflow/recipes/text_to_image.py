@@ -35,7 +35,7 @@ class TextToImage(Task):
         texts: prompts of samples that are asked for nothing else; by default those of GenEval.
     """
 
-    headline = "quiet_luma"
+    primary_metric = "quiet_luma"
     alone = "no numbers of real data: a pretrained model comes without its data"
 
     def __init__(
@@ -91,7 +91,7 @@ class TextToImage(Task):
         asked = dict.fromkeys(name.strip() for name in names.split(","))
         refuse_same_labels(asked)
         self.scores = [ClipScore(name, device) for name in asked]
-        self.headline = self.scores[0].tag
+        self.primary_metric = self.scores[0].tag
 
     def show(self, tokens: Tensor, condition: Tensor | None = None) -> np.ndarray:
         return self.decode(tokens).cpu().numpy()

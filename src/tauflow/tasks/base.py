@@ -241,7 +241,7 @@ class Task(ABC):
     shape: tuple[int, ...]  # of one sample
     conditions: tuple[int, ...] = ()  # how many values each column of a condition has
     channels: ChannelsName | None = None  # how the last axis is revealed, where it holds channels
-    headline: str  # the metric that comes first in tables, and that plots and the HParams tab show
+    primary_metric: str  # the metric that comes first in tables, and that plots and the HParams tab show
     batch_size: int = 32  # items of an optimizer step over all devices and accumulated batches together
     epoch_items: int = 4096  # training items called an epoch
     num_workers: int = 0  # loader processes for each device
@@ -256,6 +256,11 @@ class Task(ABC):
     """Settings that a resumed run may have others of; all that are not listed must stay."""
     alone: str = ""  # why there is no real data to measure against, for a checkpoint that came without it
     guidance: float | None = None  # the weight that is recommended, where there is one
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if "headline" in vars(cls):  # what tasks called their primary metric before
+            cls.primary_metric = vars(cls)["headline"]
 
     @classmethod
     def rebuilt(cls, init_args: Mapping[str, Any], data: Mapping[str, Any]) -> Self:

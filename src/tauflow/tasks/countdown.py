@@ -202,7 +202,7 @@ class Countdown(Task):
     seed: int = 0
     num_workers: int = 0
 
-    headline = "error_rate"
+    primary_metric = "error_rate"
 
     def __post_init__(self) -> None:
         for name, least in LEAST.items():

@@ -35,7 +35,7 @@ class HeavyChains(Language):
         context: residues that a sample may have at most.
     """
 
-    headline = "valid"
+    primary_metric = "valid"
 
     def __init__(self, text: TextTokens, length: int = RESIDUES, context: int | None = None):
         super().__init__(text, length if context is None else min(length, context), context=context)
@@ -48,7 +48,7 @@ class HeavyChains(Language):
         result.design = None
         result._open = None
         if self._sapiens is None:
-            result.headline = HeavyChains.headline
+            result.primary_metric = HeavyChains.primary_metric
         return result
 
     def knowing(self, prompt: Prompt) -> Self:
@@ -72,7 +72,7 @@ class HeavyChains(Language):
         result.design = design
         result.alone = ""
         if design.regions and self._sapiens is None:
-            result.headline = "recovery"
+            result.primary_metric = "recovery"
         result.val_data = [{"tokens": torch.tensor(self.text.encode(design.real))}]
         return result.knowing(result.infill(design.text))
 
@@ -107,7 +107,7 @@ class HeavyChains(Language):
         if names.strip() != JUDGE:
             raise SettingsError(f"the judge of heavy chains is {JUDGE}, got {names!r}")
         self._sapiens = Sapiens(device)
-        self.headline = f"ppl_{JUDGE}"
+        self.primary_metric = f"ppl_{JUDGE}"
 
     def _judged(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         assert self._sapiens is not None

@@ -76,7 +76,7 @@ class Language(Task):
         block: tokens that are sampled together, where the model was trained so.
     """
 
-    headline = "entropy_bits"
+    primary_metric = "entropy_bits"
     alone = "no numbers of real data: a pretrained model comes without its data"
 
     def __init__(
@@ -197,7 +197,7 @@ class Language(Task):
         if "ngram" in asked:
             raise SettingsError("the judge ngram needs training text, which a pretrained model has not")
         judging = Judging(asked, _judged(self), self._no_ngrams, device)
-        self.headline = f"ppl_corpus_{next(iter(judging.labels()))}"
+        self.primary_metric = f"ppl_corpus_{next(iter(judging.labels()))}"
         self._judging = judging
 
     def _no_ngrams(self) -> NoReturn:

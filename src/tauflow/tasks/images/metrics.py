@@ -73,7 +73,7 @@ def feature_metrics(task: "Images", name: str) -> dict[str, Metric]:
     return metrics
 
 
-def headline_of(task: "Images") -> str:
+def primary_metric_of(task: "Images") -> str:
     """Return the name of the metric that comes first: the distance that has no bias at few samples."""
     return f"kid_{label_of(task.features)}" if task.features and not task.alone else "quiet_luma"
 

@@ -23,7 +23,7 @@ from tauflow.tasks.base import Shuffled, Task
 from tauflow.tasks.images.cache import Cache, Split, cached
 from tauflow.tasks.images.hub import Hub
 from tauflow.tasks.images.items import Flipped, Items, Kept
-from tauflow.tasks.images.metrics import REFERENCE, headline_of, picture_metrics
+from tauflow.tasks.images.metrics import REFERENCE, picture_metrics, primary_metric_of
 from tauflow.tasks.images.pictures import fitted, opened, window
 from tauflow.tasks.images.settings import SOURCES, refuse_repeated, refuse_unfit, sides
 from tauflow.tasks.images.sources import Folder, Idx, Npz, Source, SplitName
@@ -276,8 +276,8 @@ class Images(Task):
         return Prompt(self.encode(torch.from_numpy(picture)[None])[0], known.flatten())
 
     @property
-    def headline(self) -> str:  # type: ignore[override]  # depends on the features
-        return headline_of(self)
+    def primary_metric(self) -> str:  # type: ignore[override]  # depends on the features
+        return primary_metric_of(self)
 
     def sample_metrics(self) -> MetricCollection:
         metrics: dict[str, Metric | MetricCollection] = dict(picture_metrics(self))

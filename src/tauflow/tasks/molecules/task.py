@@ -213,7 +213,7 @@ class Molecules(Sequences):
     # Metrics
 
     @property
-    def headline(self) -> str:  # type: ignore[override]  # as in the base class
+    def primary_metric(self) -> str:  # type: ignore[override]  # as in the base class
         return "valid"
 
     def use_judges(self, names: str, device: torch.device | None = None) -> None:

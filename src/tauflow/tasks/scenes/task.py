@@ -52,7 +52,7 @@ class Scenes(Task):
     prompt_seed: int = 0
     num_workers: int = 0
 
-    headline = "strict"
+    primary_metric = "strict"
     num_tokens = CODES
     conditions = (len(WORDS),) * CAPTION_WORDS
     may_change = (*Task.may_change, "prompt_seed")

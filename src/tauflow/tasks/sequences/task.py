@@ -277,7 +277,7 @@ class Sequences(Task):
         return found
 
     @property
-    def headline(self) -> str:  # type: ignore[override]  # depends on what there is
+    def primary_metric(self) -> str:  # type: ignore[override]  # depends on what there is
         return "broken_padding" if self.alone else "unigram_tv"
 
     def sample_metrics(self) -> MetricCollection:

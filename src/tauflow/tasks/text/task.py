@@ -250,7 +250,7 @@ class Text(Task):
         self._judging.labels()  # a judge that cannot be loaded is refused now
 
     @property
-    def headline(self) -> str:  # type: ignore[override]  # depends on the judges
+    def primary_metric(self) -> str:  # type: ignore[override]  # depends on the judges
         if self._judging.names:
             return f"ppl_corpus_{self.judge(self._judging.names[0]).name}"
         return "entropy_bits" if self.alone else "unigram_tv"
