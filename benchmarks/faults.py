@@ -43,7 +43,7 @@ class Fault:
     file: str  # in src/tauflow, or benchmarks/...
     old: str  # occurs exactly once
     new: str
-    tests: str  # node ids in tests/, separated by blanks: the fastest ones that fail
+    tests: str  # file.py::test, separated by blanks: the fastest ones that fail
 
     @property
     def path(self) -> str:
@@ -51,7 +51,13 @@ class Fault:
 
     @property
     def nodes(self) -> list[str]:
-        return [f"tests/{node}" for node in self.tests.split()]
+        """Return the tests as pytest takes them: a file is found by its name, whichever folder it's in."""
+        nodes = []
+        for node in self.tests.split():
+            file, _, test = node.partition("::")
+            found = next((ROOT / "tests").rglob(file), ROOT / "tests" / file)
+            nodes.append(f"{found.relative_to(ROOT)}::{test}")
+        return nodes
 
     @property
     def group(self) -> str:

@@ -12,7 +12,8 @@ from pprint import pprint
 import numpy as np
 import pandas as pd
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path += [str(TESTS), *(str(path.parent) for path in TESTS.rglob("test_moses.py"))]
 
 from test_moses import GENERATED, SCAFFOLDS, TEST, TRAIN
 

@@ -14,7 +14,7 @@ from forked import run_script
 
 from tauflow.cli.sample import sample as sample_cli
 
-FILES = sorted((Path(__file__).parent / "extensions").glob("*.py"))
+FILES = sorted((ROOT / "tests" / "extensions").glob("*.py"))
 SAMPLER = "my_sampler.py:LeftToRight(stride=2)"
 LABEL = "my_sampler.LeftToRight(stride=2)"
 

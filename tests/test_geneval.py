@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_models import save_clip, save_mask2former
@@ -248,7 +249,7 @@ def test_the_records_are_those_of_geneval():
 
 
 def test_the_example_of_the_guide(capsys):
-    page = (Path(__file__).parents[1] / "docs" / "geneval.md").read_text()
+    page = (ROOT / "docs" / "geneval.md").read_text()
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "evaluate(" in block]
     exec(code, {})
     assert "Verdict(correct=True" in capsys.readouterr().out

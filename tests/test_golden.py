@@ -8,10 +8,10 @@ that samples of a given seed have changed for every user. Only a deliberate chan
 
 import hashlib
 import json
-from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
 
 import tauflow
 from tauflow import Masked, Mixture, Model, Uniform
@@ -20,7 +20,7 @@ from tauflow.process import spread_kappas, stratified_times
 from tauflow.samplers import SAMPLERS, sampler_from
 from tauflow.seeds import generator_for
 
-FILE = Path(__file__).with_name("golden.json")
+FILE = ROOT / "tests" / "golden.json"
 V, B, D = 6, 4, 24
 BUDGETS = (3, 8, 21)
 ORDER = (7 * torch.arange(D)) % D

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
-ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "tauflow"
 SOURCES = sorted(SRC.rglob("*.py"))
 GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -4,11 +4,11 @@ import ast
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
-SRC = Path(__file__).parents[1] / "src" / "tauflow"
+SRC = ROOT / "src" / "tauflow"
 LAYERS = [
     "process",
     "denoise",

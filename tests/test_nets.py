@@ -13,17 +13,16 @@ import json
 import re
 import sys
 import tempfile
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from conftest import ROOT
 
 import tauflow
 from tauflow.train import SHIPPED
 
-FILE = Path(__file__).with_name("nets.json")
-ROOT = FILE.parents[1]
+FILE = ROOT / "tests" / "nets.json"
 MODELS = ("countdown_masked", "countdown_uniform", "fashion", "molecules", "scenes")
 SAMPLERS = ("tr_cie", "euler", "auto")
 CPU = torch.backends.cpu.get_cpu_capability()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import (
+    ROOT,
     TINY,
     assert_equal,
     load_plain,
@@ -244,7 +245,7 @@ def test_a_run_begun_by_an_earlier_version_resumes(tmp_path):
     """tests/data/format_1 is a run of the version before this one, stopped at step 6 of 16: it ends where an
     uninterrupted run of this version does. The tolerance is for other machines than the one that made it."""
     folder = tmp_path / "version_0"
-    shutil.copytree(Path(__file__).parent / "data" / "format_1", folder)
+    shutil.copytree(ROOT / "tests" / "data" / "format_1", folder)
     root = f"--trainer.default_root_dir={tmp_path}"
     config = ["-c", str(folder / "config.yaml"), root]
     result = run_train(*config, "--ckpt_path", str(folder / "last.ckpt"), cwd=tmp_path)

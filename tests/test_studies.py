@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import paused
+from conftest import ROOT, paused
 
 import tauflow
 from benchmarks.pages import filled
@@ -37,7 +37,6 @@ from tauflow.samplers import sampler_from
 from tauflow.tasks.settings import parsed
 from tauflow.train import SHIPPED
 
-ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 FILES = ["figure.png", "results.csv", "results.json", "results.md"]
 FOLDERS = sorted(
