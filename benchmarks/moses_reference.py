@@ -13,9 +13,6 @@ import numpy as np
 import pandas as pd
 
 TESTS = Path(__file__).parents[1] / "tests"
-sys.path += [str(TESTS), *(str(path.parent) for path in TESTS.rglob("test_moses.py"))]
-
-from test_moses import GENERATED, SCAFFOLDS, TEST, TRAIN
 
 
 def reference() -> types.ModuleType:
@@ -33,6 +30,9 @@ def reference() -> types.ModuleType:
 
 
 if __name__ == "__main__":
+    sys.path += [str(TESTS), *(str(path.parent) for path in TESTS.rglob("test_moses.py"))]
+    from test_moses import GENERATED, SCAFFOLDS, TEST, TRAIN
+
     found = reference().get_all_metrics(
         GENERATED, k=[10, 30], test=TEST, test_scaffolds=SCAFFOLDS, train=TRAIN
     )
