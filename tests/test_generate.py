@@ -385,7 +385,7 @@ def test_judges_read_what_a_prompt_and_its_answer_say(loaded):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "tauflow.tasks.text.judging.causal_judge", lambda name, device, vocabulary, **_: Judge(vocabulary)
+            "tauflow.tasks.text.metrics.causal_judge", lambda name, device, vocabulary, **_: Judge(vocabulary)
         )
         trained = resized(trained, 12)
         trained.task.use_judges("own")

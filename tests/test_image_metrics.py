@@ -17,15 +17,20 @@ from torchmetrics.image.kid import KernelInceptionDistance
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import measured, reference_cell, update
 from tauflow.tasks.images import Images
-from tauflow.tasks.images.distances import (
+from tauflow.tasks.images.metrics import (
+    BrightnessSpread,
+    ClassEntropy,
     Classifier,
+    FeatureNetwork,
     Gaussian,
+    QuietNoise,
     RealFeatures,
+    chroma,
     frechet_distance,
     kernel_distance,
+    load_network,
+    luma,
 )
-from tauflow.tasks.images.features import FeatureNetwork, load_network
-from tauflow.tasks.images.metrics import BrightnessSpread, ClassEntropy, QuietNoise, chroma, luma
 
 NAME = "test_image_metrics.Tiny"
 SIDE = 8

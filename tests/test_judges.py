@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from tauflow.errors import SettingsError
-from tauflow.tasks.text.judges import CausalJudge, bootstrap, causal_judge, corpus_perplexity, mean_perplexity
+from tauflow.tasks.text.metrics import (
+    CausalJudge,
+    bootstrap,
+    causal_judge,
+    corpus_perplexity,
+    mean_perplexity,
+)
 
 TEXTS = [
     "the cat sat on the mat and the dog",

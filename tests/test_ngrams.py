@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tauflow.errors import SettingsError
-from tauflow.tasks.text.ngrams import KneserNey
+from tauflow.tasks.text.statistics import KneserNey
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])

@@ -16,8 +16,7 @@ from tauflow.errors import CheckpointError, SettingsError
 from tauflow.evaluation.store import REAL, Results
 from tauflow.tasks import Countdown, Sequences
 from tauflow.tasks.sequences.metrics import BrokenPadding, LengthTotalVariation, MeanLength, Unique
-from tauflow.tasks.sequences.sources import StringFiles
-from tauflow.tasks.sequences.table import digest
+from tauflow.tasks.sequences.sources import StringFiles, digest
 from tauflow.tasks.sequences.tokens import PAD, Tokens, pattern_of
 from tauflow.train.checkpoints import describe
 

@@ -25,11 +25,10 @@ from tauflow.evaluation.tables import Frame
 from tauflow.tasks import Text
 from tauflow.tasks.base import Share
 from tauflow.tasks.data import TaskData
-from tauflow.tasks.text.blocks import Split, cached_blocks, pack
+from tauflow.tasks.text.blocks import Split, Streamed, cached_blocks, pack
 from tauflow.tasks.text.corpus import BuiltIn, Files, Hub, in_validation
 from tauflow.tasks.text.metrics import Distinct, Entropy
 from tauflow.tasks.text.statistics import TextStatistics
-from tauflow.tasks.text.streams import Streamed
 from tauflow.tasks.text.vocabulary import byte_level_bpe, characters, existing, vocabulary_from
 from tauflow.train.checkpoints import read
 from tauflow.train.resume import refuse_other_settings
@@ -613,14 +612,14 @@ def test_a_judge_runs_on_the_gpu_of_its_process(corpus_file, tmp_path, monkeypat
     def load(*args, **options):
         asked.append((*args, options["progress"]))
 
-    monkeypatch.setattr("tauflow.tasks.text.judging.causal_judge", load)
+    monkeypatch.setattr("tauflow.tasks.text.metrics.causal_judge", load)
     task.judge("a")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.current_device", lambda: 1)
     monkeypatch.setattr("tauflow.ranks.rank", lambda: 1)
     task.judge("b")
     # stand-ins have no names
-    monkeypatch.setattr("tauflow.tasks.text.judging.Judging.labels", lambda self: {})
+    monkeypatch.setattr("tauflow.tasks.text.metrics.Judging.labels", lambda self: {})
     task.use_judges("c", torch.device("cuda:3"))
     task.judge("c")
     assert asked == [

@@ -29,7 +29,7 @@ from tauflow.geneval import (
 )
 from tauflow.geneval.pretrained import refuse_same_labels
 from tauflow.geneval.rules import own_colours
-from tauflow.tasks.images.pictures import opened
+from tauflow.tasks.images.sources import opened
 
 FILES = ("results.jsonl", "results.md")
 

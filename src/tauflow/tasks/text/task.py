@@ -20,14 +20,17 @@ from tauflow.samplers import Prompt
 from tauflow.tasks import prompts
 from tauflow.tasks.base import UNIGRAM_ITEMS, Fixed, InMemory, Rows, Share, Shuffled, Task, unigram_law
 from tauflow.tasks.metrics import UnigramTotalVariation
-from tauflow.tasks.text.blocks import Split, cached_blocks
+from tauflow.tasks.text.blocks import (
+    Split,
+    Streamed,
+    cached_blocks,
+    cached_tokenizer,
+    first_training_blocks,
+    first_validation_blocks,
+)
 from tauflow.tasks.text.corpus import BuiltIn, Corpus, DocumentName, Files, Hub
-from tauflow.tasks.text.judges import Judge
-from tauflow.tasks.text.judging import Judging
-from tauflow.tasks.text.metrics import Distinct, Entropy, Memorised
+from tauflow.tasks.text.metrics import Distinct, Entropy, Judge, Judging, Memorised
 from tauflow.tasks.text.statistics import TextStatistics
-from tauflow.tasks.text.streams import Streamed, first_training_blocks, first_validation_blocks
-from tauflow.tasks.text.tokenizer_cache import cached_tokenizer
 from tauflow.tasks.text.vocabulary import existing, vocabulary_from
 
 STATISTICS = "statistics.npz"  # beside the checkpoints of a run
