@@ -141,14 +141,14 @@ FAULTS = [
         "process/metric.py",
         "return (near.gather(1, tokens[:, None]) - near).relu_().mul_(law)",
         "return (near - near.gather(1, tokens[:, None])).relu_().mul_(law)",
-        "test_metric_path.py::test_the_bound_is_a_divergence_of_rates",
+        "test_metric.py::test_the_bound_is_a_divergence_of_rates",
     ),
     Fault(
         "clock of a metric path without its origin",
         "process/metric.py",
         "return torch.log1p(self.schedule.odds(t) / self.beta_0)",
         "return torch.log1p(self.schedule.odds(t))",
-        "test_metric_path.py::test_the_clock",
+        "test_metric.py::test_the_clock",
     ),
     Fault(
         "times of a batch not stratified",
@@ -424,7 +424,7 @@ FAULTS = [
         "theory/beside.py",
         'if saved.pop("checkpoint") != digest(checkpoint):',
         'if saved.pop("checkpoint") is None:',
-        "test_counts.py::test_counts_lie_beside_their_checkpoint",
+        "test_learned.py::test_counts_lie_beside_their_checkpoint",
     ),
     Fault(
         "damaged learned files used",
@@ -866,7 +866,7 @@ FAULTS = [
         "cli/sample_learned.py",
         "        counts.save(path, model.counts)\n    print",
         "    print",
-        "test_counts.py::test_sample_learns_counts_and_keeps_them",
+        "test_learned.py::test_sample_learns_counts_and_keeps_them",
     ),
     Fault(
         "exit code 0 although cells failed",

@@ -41,7 +41,7 @@ def test_first_order_methods(kind, name):
 
 @pytest.mark.parametrize(("name", "order"), [("tr", 1), ("euler", 1), ("theta_rk2", 1), ("tr_cie", 2)])
 def test_between_two_codes_a_metric_path_has_the_orders_of_a_mixture(name, order):
-    """It is the path of one, in another time. With more codes: test_metric_path."""
+    """It is the path of one, in another time. With more codes: test_metric."""
     propagator = Propagator(WEAK, metric(2, "quadratic"))
     sampler = SAMPLERS[name](grid="tau", finish="none", cutoff=0.2)
     errors = [propagator.error(sampler, count) for count in COUNTS]

@@ -3,15 +3,15 @@ in golden.json.
 
 The denoiser is made of small integers, so its logits are exact on every machine. A digest that changes means
 that samples of a given seed have changed for every user. Only a deliberate change of a sampler may do that:
-`python tests/test_golden.py` records the digests again.
+`python tests/samplers/test_golden.py` records the digests again.
 """
 
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
 
 import tauflow
 from tauflow import Masked, Mixture, Model, Uniform
@@ -20,7 +20,7 @@ from tauflow.process import spread_kappas, stratified_times
 from tauflow.samplers import SAMPLERS, sampler_from
 from tauflow.seeds import generator_for
 
-FILE = ROOT / "tests" / "golden.json"
+FILE = Path(__file__).parents[1] / "golden.json"
 V, B, D = 6, 4, 24
 BUDGETS = (3, 8, 21)
 ORDER = (7 * torch.arange(D)) % D
