@@ -616,7 +616,7 @@ def test_a_judge_runs_on_the_gpu_of_its_process(corpus_file, tmp_path, monkeypat
     task.judge("a")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.current_device", lambda: 1)
-    monkeypatch.setattr("tauflow.ranks.rank", lambda: 1)
+    monkeypatch.setattr("tauflow.distributed.rank", lambda: 1)
     task.judge("b")
     # stand-ins have no names
     monkeypatch.setattr("tauflow.tasks.text.metrics.Judging.labels", lambda self: {})

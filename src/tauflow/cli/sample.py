@@ -38,7 +38,7 @@ def sample(argv: list[str] | None = None) -> NoReturn:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*deprecated.*")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without ± shows ? instead
-    from tauflow.ranks import is_lost_rank, rank
+    from tauflow.distributed import is_lost_rank, rank
 
     try:
         with stoppable():
@@ -109,10 +109,10 @@ def _agreed(request: "Request", arguments: argparse.Namespace, fabric: "Fabric")
     """Return the request with the same checkpoint on all ranks: a run may have replaced it meanwhile."""
     from tauflow.cli.sample_models import TRIES, replaced
     from tauflow.cli.sample_request import requested
-    from tauflow.ranks import largest
+    from tauflow.distributed import all_reduce_max
 
     for _ in range(TRIES):
-        if not largest(request.sha256 != fabric.broadcast(request.sha256)):
+        if not all_reduce_max(request.sha256 != fabric.broadcast(request.sha256)):
             return request
         request = requested(request.path, arguments, fabric.device)
     raise replaced(request.path)

@@ -32,6 +32,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from tauflow import files
+from tauflow.distributed import is_lost_rank
 from tauflow.errors import CheckpointError, SettingsError, TauflowError, WriteError, first_line
 from tauflow.evaluation.callback import SamplerEvaluation, fast_dev_run, owes_evaluation
 from tauflow.evaluation.evaluate import SamplerGrid
@@ -40,7 +41,6 @@ from tauflow.files import held, refuse_unwritable
 from tauflow.imports import import_object
 from tauflow.networks import NetworkConfig
 from tauflow.process import Schedule
-from tauflow.ranks import is_lost_rank
 from tauflow.tasks import Task
 from tauflow.tasks.data import TaskData
 from tauflow.train.callbacks import Checkpoints, GracefulStop, LogLines, Progress, Summary, Throughput

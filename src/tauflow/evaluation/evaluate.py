@@ -18,6 +18,16 @@ from torchmetrics import MetricCollection
 
 from tauflow.denoise import DROPPED, Model, TimedDenoiser
 from tauflow.denoise.denoiser import now
+from tauflow.distributed import (
+    all_reduce,
+    all_reduce_max,
+    backend,
+    is_lost_rank,
+    rank,
+    run_on_all_ranks,
+    run_on_rank_zero,
+    world_size,
+)
 from tauflow.errors import SamplingError, TauflowError, WriteError
 from tauflow.evaluation.store import (
     REAL,
@@ -29,13 +39,11 @@ from tauflow.evaluation.store import (
     Scale,
     Shown,
     Table,
-    from_first,
     joined_tables,
     key,
     table_of,
 )
 from tauflow.evaluation.tables import cell_name
-from tauflow.ranks import backend, is_lost_rank, largest, over_ranks, rank, world_size
 from tauflow.samplers import (
     SAMPLERS,
     SETS,
@@ -90,7 +98,7 @@ class Counts:
 
     def details(self, adapts: bool) -> dict[str, Measured]:
         """Return the means over the samples of all ranks; how many evaluations each took if they adapt."""
-        total = Counts(*over_ranks(dataclasses.astuple(self), "SUM"))
+        total = Counts(*all_reduce(dataclasses.astuple(self), "SUM"))
         n = max(1.0, total.samples)
         values = {
             "jumped": total.jumped / n,
@@ -264,9 +272,9 @@ def measure_cell(
                 shown.append(_shown(result, condition, states, sampling))
             advance()
 
-    together(draw)
+    run_on_all_ranks(draw)
     found: dict[str, Measured] = {}
-    together(lambda: found.update(measured(metrics)))
+    run_on_all_ranks(lambda: found.update(measured(metrics)))
     details = counts.details(sampler.adapts)
     records = [Record(factors, name, each) for name, each in (found | details).items()]
     items = units(metrics) if world_size() == 1 else {}  # ranks keep their samples in another order
@@ -318,21 +326,6 @@ def update(metrics: MetricCollection, tokens: Tensor, condition: Tensor | None) 
 def _empty(task: Task, device: torch.device) -> Tensor | None:
     """Return the condition of no samples: a rank without samples takes part in reductions too."""
     return torch.zeros(0, len(task.conditions), dtype=torch.long, device=device) if task.conditions else None
-
-
-def together(work: Callable[[], None]) -> None:
-    """Do the work on all ranks; an error of any rank is raised on all of them."""
-    problem: Exception | None = None
-    try:
-        work()
-    except Exception as error:
-        if world_size() == 1:
-            raise
-        problem = error
-    worst = largest(0.0 if problem is None else 2.0 if isinstance(problem, WriteError) else 1.0)
-    if worst:
-        said = f"{type(problem).__name__}: {problem}" if problem else "failed on another device"
-        raise WriteError(said) if worst == 2 else SamplingError(said)
 
 
 def measured(metrics: MetricCollection) -> dict[str, Measured]:
@@ -420,8 +413,8 @@ def with_nll(
             nats[batches[batch].start : batches[batch].stop] = found.tolist()
             advance()
 
-    together(force)
-    each = [number / task.length for number in over_ranks(nats, "SUM")]
+    run_on_all_ranks(force)
+    each = [number / task.length for number in all_reduce(nats, "SUM")]
     items = {name: [factor * number for number in each] for name, factor in nll_units(task).items()}
     records = [Record(cell.factors, name, Measured.mean(numbers)) for name, numbers in items.items()]
     return dataclasses.replace(cell, records=cell.records + records, items=cell.items | items)
@@ -533,7 +526,7 @@ def run_grid(
                 bar.update(task, description=said, refresh=True)
             results.add(_measured(factors, measure, options))
             if options.folder:
-                from_first(partial(results.save, options.folder))
+                run_on_rank_zero(partial(results.save, options.folder))
             if bar and task is not None:
                 bar.update(task, advance=1, refresh=True)
         if bar and task is not None:
@@ -544,7 +537,7 @@ def run_grid(
 
 def _measured(factors: Factors, measure: Callable[[Factors], Cell], options: GridOptions) -> Cell:
     reason = options.until() if options.until else ""
-    if options.until and largest(float(bool(reason))):
+    if options.until and all_reduce_max(float(bool(reason))):
         return Cell(factors, problem=f"skipped: {reason or 'stopped on another device'}", kind="skipped")
     try:
         return measure(factors)

@@ -7,7 +7,7 @@ import json
 import math
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from tauflow import files
+from tauflow.distributed import run_on_rank_zero, world_size
 from tauflow.errors import SettingsError, TauflowError, WriteError, first_line
-from tauflow.ranks import rank, world_size
 
 LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
 
@@ -401,7 +401,7 @@ def opened_results(
                 files.check_no_overwrite(folder, names)
             return _continued(folder, name, settings, grows)
 
-        results = from_first(open_first)
+        results = run_on_rank_zero(open_first)
         try:
             yield results
         except WriteError as error:
@@ -431,7 +431,7 @@ def held_samples(folder: Path) -> Iterator[None]:
             stack.enter_context(held(folder))
             files.check_no_overwrite(folder, set(SAMPLE_FILES) - _written(folder))
 
-        from_first(hold_first)
+        run_on_rank_zero(hold_first)
         yield
 
 
@@ -452,22 +452,6 @@ def _written(folder: Path) -> set[str]:
     listed = path.read_text(errors="replace").splitlines() if path.is_file() else []
     there = [name for name in SAMPLE_FILES if (folder / name).is_file()]
     return {name for name in there if f"{files.digest(folder / name)} {name}" in listed}
-
-
-def from_first(work: Callable[[], T]) -> T:
-    """Return what the work gives on rank 0, on all ranks; raise an error of it on all of them."""
-    if world_size() == 1:
-        return work()
-    found: list[Any] = [None, None]
-    if rank() == 0:
-        try:
-            found[0] = work()
-        except TauflowError as error:
-            found[1] = error
-    torch.distributed.broadcast_object_list(found)
-    if found[1] is not None:
-        raise found[1]
-    return found[0]
 
 
 def _continued(folder: Path, name: str, settings: dict[str, Any], grows: Sequence[str]) -> Results:

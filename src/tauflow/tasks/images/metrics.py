@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from tauflow import ranks
+from tauflow import distributed
 from tauflow.denoise import DROPPED
 from tauflow.errors import SettingsError
 from tauflow.files import atomic
@@ -252,7 +252,7 @@ class FeatureNetwork:
         network = self._network.to(device)
         seen = pictures if len(pictures) else pictures.new_zeros(1, *pictures.shape[1:])  # to learn F
         parts = []
-        long = progress and len(seen) >= 8 * CHUNK and not ranks.rank()
+        long = progress and len(seen) >= 8 * CHUNK and not distributed.rank()
         for begin in tracked(range(0, len(seen), CHUNK), f"features {self.label}", long):
             part = seen[begin : begin + CHUNK].to(device).permute(0, 3, 1, 2).contiguous()
             # samples may be drawn in another precision

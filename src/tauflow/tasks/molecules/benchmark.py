@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tauflow.distributed import rank
 from tauflow.errors import SettingsError
 from tauflow.moses import Filters, Reference, moses_metrics
 from tauflow.moses.chemistry import canonical, molecules
 from tauflow.moses.chemnet import features, frechet, moments
 from tauflow.moses.fingerprints import Fingerprints
-from tauflow.ranks import rank
 from tauflow.tasks.metrics import SampleMetric, joined
 
 JudgeName = Literal["fcd", "diversity", "moses"]

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tauflow import ranks
+from tauflow import distributed
 from tauflow.errors import SettingsError, first_line
 from tauflow.tasks.metrics import SampleMean, SampleMetric, joined
 from tauflow.tasks.text.statistics import KneserNey
@@ -345,7 +345,9 @@ class Judging:
         if torch.cuda.is_available():
             own = torch.device("cuda", torch.cuda.current_device())
         vocabulary = self._vocabulary.tokenizer.get_vocab()
-        return causal_judge(name, self._device or own, vocabulary=vocabulary, progress=ranks.rank() == 0)
+        return causal_judge(
+            name, self._device or own, vocabulary=vocabulary, progress=distributed.rank() == 0
+        )
 
     def labels(self) -> dict[str, str]:
         """Return what the judges are called in tags, with their names; load them all."""
