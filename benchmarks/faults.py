@@ -755,8 +755,8 @@ FAULTS = [
     Fault(
         "nll of a sequence instead of a token",
         "evaluation/evaluate.py",
-        'each = [number / task.length for number in over_ranks(nats, "SUM")]',
-        'each = list(over_ranks(nats, "SUM"))',
+        'each = [number / task.length for number in all_reduce(nats, "SUM")]',
+        'each = list(all_reduce(nats, "SUM"))',
         "test_likelihood_evaluation.py::test_it_is_that_of_the_first_validation_items",
     ),
     Fault(
