@@ -211,7 +211,7 @@ def test_parts_of_a_batch_are_encoded_once_and_kept_for_their_run(saved, monkeyp
     assert columns([[11], [12, 5]]) == 3
     assert len(encoded) == 2, "those of the run before are dropped"
     assert columns([[11], [12, 5]]) == 0
-    monkeypatch.setattr("tauflow.recipes.encoded_prompts.HELD", 1)
+    monkeypatch.setattr("tauflow.recipes.diffusion_gemma.HELD", 1)
     assert columns([[13], [14, 5]]) == 3 * NFE
     assert len(encoded) == 1, "what does not fit is encoded again"
 

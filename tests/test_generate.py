@@ -23,7 +23,7 @@ from tauflow.evaluation.evaluate import Sampling
 from tauflow.evaluation.store import Results
 from tauflow.recipes import pretrained
 from tauflow.recipes.antibodies import PERTUZUMAB, TRASTUZUMAB, Design, designed
-from tauflow.recipes.generation import Step
+from tauflow.recipes.generate import Step
 from tauflow.recipes.language import resized, unprompted
 from tauflow.samplers import SAMPLERS, Prompt, sampler_from
 from tauflow.train import Trained

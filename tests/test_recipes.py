@@ -23,8 +23,7 @@ from tauflow.errors import CheckpointError, SamplingError, SettingsError, Tauflo
 from tauflow.geneval import ClipScore, read_folder, records
 from tauflow.recipes import RECIPES, convert, pretrained
 from tauflow.recipes.__main__ import main
-from tauflow.recipes.framing import Prompts
-from tauflow.recipes.fudoki import FRAMING
+from tauflow.recipes.fudoki import FRAMING, Prompts
 
 SHORT, LONG = "a cat", "a photo of a red cube"
 D = fudoki.SIDE**2

@@ -16,9 +16,8 @@ from tauflow.evaluation.tables import Frame, View, number_text
 from tauflow.recipes.antibodies import ADALIMUMAB, ANTIBERTY, PERTUZUMAB, TRASTUZUMAB
 from tauflow.recipes.antibodies.chains import Design
 from tauflow.recipes.antibodies.task import JUDGE, HeavyChains, designed
-from tauflow.recipes.folders import folder_of
+from tauflow.recipes.folders import folder_of, weight_files
 from tauflow.recipes.loading import pretrained
-from tauflow.recipes.weights import weight_files
 from tauflow.samplers import sampler_from
 from tauflow.train import Trained
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from tauflow.evaluation.store import Results
     from tauflow.networks import Network, NetworkConfig
     from tauflow.recipes import pretrained
-    from tauflow.recipes.generation import generate
+    from tauflow.recipes.generate import generate
     from tauflow.tasks import Countdown, Task
     from tauflow.train import DFMModule, Trained, export, load
 
@@ -69,7 +69,7 @@ _LAZY = {  # these bring lightning along, so they are imported when they are fir
     "Trained": "tauflow.train",
     "evaluate": "tauflow.evaluation.evaluate",
     "export": "tauflow.train",
-    "generate": "tauflow.recipes.generation",
+    "generate": "tauflow.recipes.generate",
     "load": "tauflow.train",
     "pretrained": "tauflow.recipes",
 }

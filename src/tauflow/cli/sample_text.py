@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from tauflow.recipes.generation import Generated, Observer, Step
+    from tauflow.recipes.generate import Generated, Observer, Step
     from tauflow.recipes.language import Language
     from tauflow.train import Trained
 
@@ -76,7 +76,7 @@ def asks_for_text(arguments: argparse.Namespace, parser: argparse.ArgumentParser
 def _refuse_early(arguments: argparse.Namespace) -> None:
     """Refuse what no model can do, before one is loaded."""
     from tauflow.denoise.denoiser import checked_temperature, checked_weight
-    from tauflow.recipes.generation import refuse_uneven
+    from tauflow.recipes.generate import refuse_uneven
 
     for name in ("num_samples", "batch_size", *OWN[:2]):
         if getattr(arguments, name) is not None:
@@ -106,7 +106,7 @@ def writes_text(trained: "Trained") -> bool:
 
 def generate_text(arguments: argparse.Namespace, trained: "Trained", fabric: "Fabric") -> None:
     """Show texts as they are sampled, batch by batch, and what they took."""
-    from tauflow.recipes.generation import generate
+    from tauflow.recipes.generate import generate
 
     task = cast("Language", trained.task)
     spec, nfe, weight = _asked(arguments)

@@ -1,11 +1,9 @@
 """Models that others have trained: `pretrained` loads them, recipes say how."""
 
-from tauflow.recipes.base import Loaded, Recipe
-from tauflow.recipes.convert import convert
-from tauflow.recipes.framing import Framing, Prompts
+from tauflow.recipes.fudoki import Framing, Prompts, TextToImage
 from tauflow.recipes.language import Language
-from tauflow.recipes.loading import RECIPES, pretrained
-from tauflow.recipes.text_to_image import TextToImage
+from tauflow.recipes.loading import RECIPES, convert, pretrained
+from tauflow.recipes.recipe import Loaded, Recipe
 
 __all__ = [
     "RECIPES",

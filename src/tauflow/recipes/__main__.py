@@ -5,9 +5,8 @@ import sys
 from pathlib import Path
 
 from tauflow.errors import TauflowError
-from tauflow.recipes.convert import convert
 from tauflow.recipes.folders import kind_of
-from tauflow.recipes.loading import RECIPES
+from tauflow.recipes.loading import RECIPES, convert
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -25,10 +25,8 @@ from tauflow.denoise import Model
 from tauflow.errors import CheckpointError
 from tauflow.networks.dit import DiT, DiTSizes
 from tauflow.process import Masked, Mixture, Uniform
-from tauflow.recipes.base import Config, Loaded, Recipe
-from tauflow.recipes.language.ids import Ids
-from tauflow.recipes.language.task import Language
-from tauflow.recipes.language.tokens import TextTokens, read_tokenizer
+from tauflow.recipes.language import Ids, Language, TextTokens, read_tokenizer
+from tauflow.recipes.recipe import Config, Loaded, Recipe
 from tauflow.train import Trained
 
 KEYS = (

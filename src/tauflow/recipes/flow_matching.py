@@ -19,10 +19,9 @@ from torch import Tensor
 from tauflow.errors import CheckpointError, shorten
 from tauflow.files import refuse_unwritable
 from tauflow.process.schedules import Polynomial
-from tauflow.recipes.base import Config
 from tauflow.recipes.dits import GPT2_FILES, KEYS, MDLM, TRAINED_SIZES, described
-from tauflow.recipes.folders import new_folder, refuse_existing
-from tauflow.recipes.weights import save_weights
+from tauflow.recipes.folders import new_folder, refuse_existing, save_weights
+from tauflow.recipes.recipe import Config
 from tauflow.untrusted import check_regular, read_tensors
 
 SETTINGS = Path(".hydra", "config.yaml")

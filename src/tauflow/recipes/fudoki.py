@@ -1,28 +1,265 @@
-"""FUDOKI: text to image on a bidirectional Llama, with image tokens of a VQ model.
+"""Framing: the tokens around a prompt, and prompts as conditions.
 
-The network is Llama of transformers with full attention; image tokens enter through an embedding of their
-own, and leave through a head of their own. The logits of an image token come from the position before it. The
-network is not told the time. Shapes: B samples, D image tokens, V codes, C columns of a prompt, W width.
+Shapes: B prompts, C columns. A prompt is a row of token ids with -1 after the last one.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torchmetrics
+from tokenizers import Tokenizer
 from torch import Tensor, nn
+from torchmetrics import MetricCollection
 
 from tauflow.denoise import DROPPED, Model
 from tauflow.denoise.model import surrogate
-from tauflow.errors import CheckpointError, SamplingError
+from tauflow.errors import CheckpointError, SamplingError, SettingsError
+from tauflow.geneval import ClipScore, records
+from tauflow.geneval.pretrained import refuse_same_labels
 from tauflow.networks import Network
 from tauflow.process import Metric, Process
-from tauflow.recipes.base import Config, Loaded, Recipe
-from tauflow.recipes.framing import Framing, Prompts
-from tauflow.recipes.text_to_image import TextToImage
+from tauflow.recipes.recipe import Config, Loaded, Recipe
+from tauflow.tasks import Task
+from tauflow.tasks.clip_score import CaptionScore
+from tauflow.tasks.images.metrics import BrightnessSpread, QuietNoise, chroma, luma
+from tauflow.tasks.images.tokens import UNKNOWN
 from tauflow.train import Trained
+from tauflow.untrusted import blame_tokenizer, check_tokenizer
+
+
+@dataclass(frozen=True)
+class Framing:
+    """How a prompt is written: first, template with the prompt, last; then what is sampled; then after.
+
+    Args:
+        template: text around the prompt, with {prompt} in it.
+        first: the token that begins a sequence.
+        last: the token before what is sampled.
+        after: the token after it.
+        null: the token that replaces every one between first and last where a prompt says nothing.
+        null_id: its id, checked where the vocabulary is that large; None is not checked.
+        length: tokens that a prompt may have, its frame included.
+    """
+
+    template: str
+    first: str
+    last: str
+    after: str
+    null: str
+    null_id: int | None = None
+    length: int = 500
+
+
+class Prompts:
+    """Prompts as rows of token ids, and back."""
+
+    def __init__(self, tokenizer: Tokenizer, framing: Framing, num_ids: int):
+        self.tokenizer = tokenizer
+        self.framing = framing
+        self.num_ids = num_ids
+        self.first, self.last, self.after, self.null = (
+            self._id(token) for token in (framing.first, framing.last, framing.after, framing.null)
+        )
+        if framing.null_id is not None and num_ids > framing.null_id != self.null:
+            raise CheckpointError(
+                f"the tokenizer has the id {self.null} for {framing.null}, the model {framing.null_id}; take "
+                "the tokenizer.json that belongs to the model"
+            )
+        self.nothing = self.emptied(self.row(self._ids("")))
+
+    @classmethod
+    def read(cls, path: Path, framing: Framing, num_ids: int) -> "Prompts":
+        """Read a tokenizer.json."""
+        if not path.is_file():
+            raise CheckpointError(f"{path.parent} has no {path.name}, which prompts need; get it again")
+        with blame_tokenizer(f"{path} can't be read"):
+            text = path.read_text(encoding="utf-8")
+            check_tokenizer(text)
+            tokenizer = Tokenizer.from_str(text)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.encode_special_tokens = True  # "<begin_of_image>" in a prompt is text
+        return cls(tokenizer, framing, num_ids)
+
+    @property
+    def conditions(self) -> tuple[int, ...]:
+        """Return how many values each column has."""
+        return (self.num_ids,) * self.framing.length
+
+    def encode(self, text: str) -> Tensor:
+        """Return the row (C,) of a prompt; refuse one that is empty or too long."""
+        if not text.strip():
+            raise SettingsError("the prompt is empty; say what the picture shows, such as a red cube")
+        try:
+            text.encode()
+        except UnicodeError:
+            raise SettingsError(f"The prompt must be valid Unicode (UTF-8), got {text!a}.") from None
+        with blame_tokenizer("The model's tokenizer can't encode the prompt"):
+            ids = self._ids(text.strip())
+        if len(ids) > self.framing.length:
+            raise SettingsError(
+                f"the prompt takes {len(ids)} tokens with its frame, at most {self.framing.length} are "
+                "allowed; shorten it"
+            )
+        if max(ids) >= self.num_ids:
+            raise SettingsError(
+                f"the tokenizer gives the id {max(ids)}, the model has {self.num_ids}; take the "
+                "tokenizer.json that belongs to the model"
+            )
+        return self.row(ids)
+
+    def decode(self, row: Tensor) -> str:
+        """Return the text of a prompt (C,); nothing for one that says nothing."""
+        inner = [each for each in row.tolist() if each != DROPPED][1:-1]
+        text = self.tokenizer.decode([each for each in inner if each != self.null], skip_special_tokens=False)
+        before, after = self.framing.template.split("{prompt}")
+        return text.removeprefix(before).removesuffix(after)
+
+    def emptied(self, rows: Tensor) -> Tensor:
+        """Return rows (..., C) of the same lengths with the null token between first and last."""
+        given = rows != DROPPED
+        place = torch.arange(rows.shape[-1], device=rows.device)
+        inner = given & (place > 0) & (place < given.sum(-1, keepdim=True) - 1)
+        return torch.where(inner, self.null, rows)
+
+    def row(self, ids: list[int]) -> Tensor:
+        """Return ids as a row (C,) with -1 after them."""
+        return torch.tensor(ids + [DROPPED] * (self.framing.length - len(ids)))
+
+    def _ids(self, prompt: str) -> list[int]:
+        text = self.framing.template.format(prompt=prompt)
+        return [self.first, *self.tokenizer.encode(text, add_special_tokens=False).ids, self.last]
+
+    def _id(self, token: str) -> int:
+        found = self.tokenizer.token_to_id(token)
+        if found is None or found >= self.num_ids:
+            raise CheckpointError(
+                f"the tokenizer has no token {token} among the {self.num_ids} of the model; take the "
+                "tokenizer.json that belongs to the model"
+            )
+        return found
+
+
+# TextToImage: prompts in, pictures out, of a pretrained model that comes without its data.
+#
+# Shapes: B samples, D image tokens, C columns of a prompt, H x W pixels.
+
+
+TOGETHER = 8  # pictures that are decoded at once
+KEPT = 512  # decoded pictures that are kept, since metrics, tables and figures ask for the same ones
+
+
+class TextToImage(Task):
+    """Pictures of prompts, decoded by a VQ model of transformers with `decode(codes)`.
+
+    Args:
+        decoder: gives pictures (B, 3, H, W) in -1 to 1 of codes (B, D).
+        prompts: the tokens of prompts.
+        shape: of the grid of image tokens.
+        guidance: the weight that is recommended.
+        texts: prompts of samples that are asked for nothing else; by default those of GenEval.
+    """
+
+    primary_metric = "quiet_luma"
+    alone = "no numbers of real data: a pretrained model comes without its data"
+
+    def __init__(
+        self,
+        decoder: Any,
+        prompts: Prompts,
+        shape: tuple[int, int],
+        guidance: float | None = None,
+        texts: Sequence[str] = (),
+    ):
+        self.decoder = decoder
+        self.prompts = prompts
+        self.shape = shape
+        self.guidance = guidance
+        self.texts = list(texts)
+        self.num_tokens = decoder.quantize.num_embeddings
+        self.conditions = prompts.conditions
+        self.scores: list[ClipScore] = []
+        self._pictures: dict[bytes, np.ndarray] = {}
+
+    @property
+    def tokenizer(self) -> Any:
+        """Return the tokenizer of prompts."""
+        return self.prompts.tokenizer
+
+    def setup(self, stage: str | None = None) -> None:
+        raise SettingsError("a pretrained text-to-image model comes without data to train or validate on")
+
+    def condition(self, text: str) -> Tensor:
+        return self.prompts.encode(text)
+
+    def caption(self, condition: Tensor) -> str:
+        return self.prompts.decode(condition)
+
+    def sample_conditions(self, count: int, first: int = 0) -> Tensor:
+        """Return the prompts (count, C) of the texts from number `first` on."""
+        if not self.texts:
+            self.texts = [record["prompt"] for record in records()]
+        numbers = range(first, first + count)
+        return torch.stack([self.condition(self.texts[number % len(self.texts)]) for number in numbers])
+
+    def sample_metrics(self) -> MetricCollection:
+        metrics: dict[str, torchmetrics.Metric] = {
+            "quiet_luma": QuietNoise(self.decode, luma),
+            "quiet_chroma": QuietNoise(self.decode, chroma),
+            "brightness_sd": BrightnessSpread(self.decode),
+        }
+        clip = {score.tag: CaptionScore(score, self.decode, self.caption) for score in self.scores}
+        return MetricCollection({**clip, **metrics}, compute_groups=False)
+
+    def use_judges(self, names: str, device: torch.device | None = None) -> None:
+        """Measure the CLIP score under models of transformers, folders or names of the hub."""
+        asked = dict.fromkeys(name.strip() for name in names.split(","))
+        refuse_same_labels(asked)
+        self.scores = [ClipScore(name, device) for name in asked]
+        self.primary_metric = self.scores[0].tag
+
+    def show(self, tokens: Tensor, condition: Tensor | None = None) -> np.ndarray:
+        return self.decode(tokens).cpu().numpy()
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """Return pictures uint8 (B, H, W, 3) of tokens (B, D); a token that is no code is grey."""
+        keys = [row.tobytes() for row in tokens.long().cpu().numpy()]
+        new = {key: row for row, key in enumerate(keys) if key not in self._pictures}
+        known = dict(self._pictures)
+        for part in torch.tensor(list(new.values()), dtype=torch.long).split(TOGETHER):
+            decoded = self._decoded(tokens[part.to(tokens.device)].long())
+            known |= zip((keys[row] for row in part.tolist()), decoded, strict=True)
+        self._pictures = dict(list(known.items())[-KEPT:])
+        if not keys:
+            return torch.zeros(0, 1, 1, 3, dtype=torch.uint8, device=tokens.device)
+        return torch.from_numpy(np.stack([known[key] for key in keys])).to(tokens.device)
+
+    @torch.no_grad()
+    def _decoded(self, tokens: Tensor) -> np.ndarray:
+        home = self.decoder.device
+        tokens = tokens.to(home)
+        data = (tokens >= 0) & (tokens < self.num_tokens)
+        with torch.autocast(home.type, enabled=False):  # samples may be drawn in another precision
+            levels = self.decoder.decode(tokens * data)
+        pictures = ((levels.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+        grid = data.view(-1, 1, *self.shape).repeat_interleave(pictures.shape[2] // self.shape[0], 2)
+        grid = grid.repeat_interleave(pictures.shape[3] // self.shape[1], 3)
+        return torch.where(grid, pictures, UNKNOWN).permute(0, 2, 3, 1).cpu().numpy()
+
+
+# FUDOKI: text to image on a bidirectional Llama, with image tokens of a VQ model.
+#
+# The network is Llama of transformers with full attention; image tokens enter through an embedding of their
+# own, and leave through a head of their own. The logits of an image token come from the position before it.
+# The
+# network is not told the time. Shapes: B samples, D image tokens, V codes, C columns of a prompt, W width.
+
 
 FRAMING = Framing(
     template="User: {prompt}\n\nAssistant:",

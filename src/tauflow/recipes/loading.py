@@ -1,5 +1,7 @@
 """pretrained: a model that others have trained, from a folder or the hub."""
 
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,17 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from tauflow.errors import CheckpointError, SettingsError, first_line, shorten
+from tauflow.files import refuse_unwritable
 from tauflow.recipes.antibodies import ANTIBERTY
-from tauflow.recipes.base import INSTALL, Config, Loaded, Recipe
 from tauflow.recipes.diffusion_gemma import DIFFUSION_GEMMA
 from tauflow.recipes.dits import DITS
 from tauflow.recipes.flow_matching import FLOW_MATCHING
-from tauflow.recipes.folders import CONFIG, folder_of, recipe_of
+from tauflow.recipes.folders import (
+    CONFIG,
+    Weights,
+    folder_of,
+    new_folder,
+    recipe_of,
+    refuse_existing,
+    save_weights,
+)
 from tauflow.recipes.fudoki import FUDOKI, RELEASED_FUDOKI
-from tauflow.recipes.language.hosts import filled, is_native, unsaved
-from tauflow.recipes.language.models import LANGUAGE
-from tauflow.recipes.language.task import resized
-from tauflow.recipes.weights import Weights
+from tauflow.recipes.language import resized
+from tauflow.recipes.masked_lms import LANGUAGE, filled, is_native, unsaved
+from tauflow.recipes.recipe import INSTALL, Config, Loaded, Recipe
 from tauflow.train import Trained
 from tauflow.untrusted import check_buffers, check_weights, limit_parameters
 
@@ -148,3 +157,36 @@ def _device(device: Any) -> torch.device:
         raise SettingsError(
             f"device_map must be one device such as 'cuda:0', which holds all of the model, got {device!r}"
         ) from None
+
+
+# convert: a folder as released becomes one that holds only what is needed, under the names used here.
+
+
+TOKENIZER_JSON = "tokenizer.json"
+WEIGHTS = "model.safetensors"
+
+
+def convert(name: str | Path, out: str | Path) -> list[str]:
+    """Write a pretrained model to a new folder, which appears when it is complete.
+
+    Weights keep their numbers and types. Those that are not needed to sample are dropped. Return the names of
+    optional ones that are not there.
+    """
+    out = Path(out)
+    refuse_existing(out)
+    folder = folder_of(name, RECIPES)
+    recipe, config = recipe_of(folder, RECIPES)
+    own = [each for each in RECIPES if each.model_type == config.get("model_type") and not each.keys]
+    if not recipe.keys or not own:
+        raise CheckpointError(f"{folder} needs no conversion; load it as it is")
+    if not (folder / TOKENIZER_JSON).is_file():
+        raise CheckpointError(f"{folder} has no {TOKENIZER_JSON}, which prompts need; get it again")
+    with Weights(folder, recipe) as weights:
+        _, wanted = empty_host(folder, recipe, config, weights)
+        refuse_unwritable(out.parent, "name another folder")
+        tensors = {key: weights[key].contiguous() for key in wanted}
+        with new_folder(out) as made:
+            (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+            shutil.copyfile(folder / TOKENIZER_JSON, made / TOKENIZER_JSON)
+            save_weights(tensors, made / WEIGHTS)
+    return [name for name in recipe.optional if name not in wanted]

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import cast
 
 from tauflow.errors import CheckpointError
+from tauflow.recipes import masked_lms
 from tauflow.recipes.antibodies.package import packaged
 from tauflow.recipes.antibodies.task import HeavyChains
-from tauflow.recipes.base import Config, Loaded, Recipe
-from tauflow.recipes.language import models
-from tauflow.recipes.language.hosts import native, own_settings
-from tauflow.recipes.language.task import Language, resized
-from tauflow.recipes.language.tokens import TextTokens
+from tauflow.recipes.language import Language, TextTokens, resized
+from tauflow.recipes.masked_lms import native, own_settings
+from tauflow.recipes.recipe import Config, Loaded, Recipe
 from tauflow.train import Trained
 
 FOLDER = "trained_models/AntiBERTy_md_smooth"  # of the package
@@ -40,10 +39,10 @@ def assemble(loaded: Loaded) -> Trained:
     there = [each for each in (loaded.folder, loaded.folder.parent) if (each / VOCABULARY).is_file()]
     if not there:
         raise CheckpointError(f"neither {loaded.folder} nor the folder above it has a {VOCABULARY}")
-    trained = models.assemble(dataclasses.replace(loaded, folder=there[0]))
+    trained = masked_lms.assemble(dataclasses.replace(loaded, folder=there[0]))
     tokenizer = BertTokenizer.from_pretrained(there[0], do_lower_case=False, local_files_only=True)
     language = cast(Language, trained.task)
-    text = TextTokens(tokenizer, language.text.ids, models.AMINO_ACIDS)
+    text = TextTokens(tokenizer, language.text.ids, masked_lms.AMINO_ACIDS)
     task = HeavyChains(text, context=language.context)
     return resized(dataclasses.replace(trained, task=task), task.length)
 
@@ -58,7 +57,7 @@ ANTIBERTY = Recipe(
     config=antiberty_config,
     unused=(r".*\.position_ids$", r".*\.pooler\.", r"cls\.(species|chain|graft)\."),
     pickles=("pytorch_model.bin",),
-    allowed=models.AMINO_ACIDS,
+    allowed=masked_lms.AMINO_ACIDS,
     framing=(("[CLS]",), ("[SEP]",)),
     tokenizer="BertTokenizer",
 )

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tauflow.errors import CheckpointError, SettingsError, shorten
 from tauflow.recipes.antibodies.package import install_command, packaged
-from tauflow.recipes.base import INSTALL
+from tauflow.recipes.recipe import INSTALL
 
 FILE = "models/v1/checkpoint_vh.pt"  # of heavy chains
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY"

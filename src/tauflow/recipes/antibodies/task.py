@@ -14,8 +14,7 @@ from tauflow.errors import SettingsError
 from tauflow.recipes.antibodies.chains import Design
 from tauflow.recipes.antibodies.metrics import PairwiseIdentity, Recovery, ValidFramework
 from tauflow.recipes.antibodies.sapiens import Sapiens
-from tauflow.recipes.language.task import Language
-from tauflow.recipes.language.tokens import TextTokens
+from tauflow.recipes.language import Language, TextTokens
 from tauflow.samplers import Prompt
 from tauflow.tasks.sequences.metrics import Unique
 from tauflow.tasks.text.metrics import Perplexity, corpus_perplexity
