@@ -613,7 +613,7 @@ FAULTS = [
     ),
     Fault(
         "averaging starts slowly",
-        "train/ema.py",
+        "train/module.py",
         "decay = min(self.decay, (1 + step) / (10 + step))",
         "decay = self.decay",
         "test_module.py::test_ema_update_by_hand",
@@ -662,7 +662,7 @@ FAULTS = [
     ),
     Fault(
         "warm-up starts at zero",
-        "train/optimizer.py",
+        "train/module.py",
         "return (step + 1) / self.warmup_steps",
         "return step / self.warmup_steps",
         "test_module.py::test_logged_values_of_a_run",
@@ -683,7 +683,7 @@ FAULTS = [
     ),
     Fault(
         "loading a checkpoint moves the global random numbers",
-        "train/trained.py",
+        "train/checkpoint.py",
         "with torch.random.fork_rng(devices=[]):",
         "if True:",
         "test_checkpoints.py::test_loading_leaves_the_global_rng_alone",

@@ -15,9 +15,9 @@ from tauflow.errors import CheckpointError, SettingsError
 from tauflow.networks import TransformerConfig
 from tauflow.tasks import Countdown, DataFacts, LabelledCountdown
 from tauflow.train import SHIPPED, DFMModule, OptimizerConfig
-from tauflow.train.checkpoints import AtomicCheckpointIO, describe, read
+from tauflow.train.checkpoint import CLASSES, AtomicCheckpointIO, read
+from tauflow.train.module import describe
 from tauflow.train.resume import refuse_other_settings
-from tauflow.train.trained import CLASSES
 from tauflow.untrusted import build
 
 
@@ -62,7 +62,7 @@ def test_task_is_described_by_its_settings():
         ("subprocess.Popen", "task"),
         ("antigravity.fly", "hyper_parameters"),
         ("antigravity.fly", "_instantiator"),
-        ("tauflow.train.checkpoints.read", "deep"),
+        ("tauflow.train.checkpoint.read", "deep"),
     ],
 )
 def test_a_hostile_checkpoint_is_refused_and_nothing_is_imported_or_run(trained, tmp_path, name, where):
@@ -172,7 +172,7 @@ def test_loading_leaves_the_global_rng_alone(trained):
 
 KILLED = """
 import os, sys, torch
-from tauflow.train.checkpoints import AtomicCheckpointIO
+from tauflow.train.checkpoint import AtomicCheckpointIO
 
 class Bomb:  # dies in the middle of writing
     def __reduce__(self):

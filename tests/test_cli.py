@@ -13,8 +13,8 @@ from tauflow.cli.train import TauflowCLI, prepared, train
 from tauflow.evaluation.evaluate import choose_samplers
 from tauflow.samplers import sampler_from
 from tauflow.train.callbacks import LogLines, Progress
-from tauflow.train.checkpoints import describe
-from tauflow.train.trained import CLASSES
+from tauflow.train.checkpoint import CLASSES
+from tauflow.train.module import describe
 from tauflow.untrusted import build
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

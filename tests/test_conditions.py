@@ -17,7 +17,7 @@ from tauflow.tasks.base import Share, Shuffled
 from tauflow.tasks.data import GlobalBatches, Numbered, TaskData
 from tauflow.train import DFMModule
 from tauflow.train.bound import condition_of, refuse_values, tokens_of
-from tauflow.train.checkpoints import AtomicCheckpointIO
+from tauflow.train.checkpoint import AtomicCheckpointIO
 
 
 def labelled(**options) -> LabelledCountdown:

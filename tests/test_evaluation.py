@@ -16,7 +16,7 @@ from tauflow import Masked, Mixture, Model, Trained, Uniform, files
 from tauflow.denoise.denoiser import LogitsEvaluation
 from tauflow.errors import FolderInUse, SamplingError, SettingsError, TauflowError, WriteError
 from tauflow.evaluation.evaluate import GridOptions, SamplerGrid, Sampling
-from tauflow.evaluation.pictures import samples_of
+from tauflow.evaluation.images import samples_of
 from tauflow.evaluation.report import save_report
 from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale, opened_results
 from tauflow.evaluation.tables import Frame, Table, number_text, print_results, to_csv, to_markdown, turned

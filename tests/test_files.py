@@ -13,7 +13,7 @@ from conftest import load_plain
 
 from tauflow import files
 from tauflow.errors import FolderInUse, WriteError
-from tauflow.train.checkpoints import AtomicCheckpointIO
+from tauflow.train.checkpoint import AtomicCheckpointIO
 
 OLD = "the old text"
 

@@ -33,14 +33,14 @@ from tauflow.cli.sample import sample
 from tauflow.cli.train import train
 from tauflow.errors import CheckpointError, SamplingError, SettingsError, TauflowError
 from tauflow.networks import TransformerConfig
-from tauflow.networks.base import weights_of
+from tauflow.networks.network import weights_of
 from tauflow.recipes import convert
 from tauflow.samplers import sample as draw
 from tauflow.tasks import Countdown, Text
 from tauflow.theory import orders
 from tauflow.train import DFMModule
-from tauflow.train.checkpoints import AtomicCheckpointIO, describe, read
-from tauflow.train.trained import CLASSES
+from tauflow.train.checkpoint import CLASSES, AtomicCheckpointIO, read
+from tauflow.train.module import describe
 from tauflow.untrusted import build, read_arrays
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\u202e"

@@ -17,7 +17,7 @@ import tauflow
 from tauflow.errors import SettingsError
 from tauflow.tasks.images import Images
 from tauflow.tasks.images.tokens import RGB, UNKNOWN, Decorrelated, Grey, Palette
-from tauflow.train.checkpoints import describe
+from tauflow.train.module import describe
 
 KINDS = ["grey", "rgb", "decorrelated", "palette"]
 

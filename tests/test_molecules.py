@@ -21,7 +21,7 @@ from tauflow.moses import Reference, canonical, moses_metrics, properties
 from tauflow.tasks import Molecules
 from tauflow.tasks.molecules.bins import Bins, property_names
 from tauflow.tasks.molecules.written import smiles_of, written
-from tauflow.train.checkpoints import describe
+from tauflow.train.module import describe
 
 FILE = ROOT / "tests" / "data" / "molecules.smi"  # 60 short molecules of the test set of MOSES
 SMILES = FILE.read_text().split()

@@ -10,7 +10,7 @@ import tauflow
 import tauflow.cli.sample
 from tauflow.cli.sample_arguments import parser
 from tauflow.denoise import DROPPED
-from tauflow.evaluation.pictures import (
+from tauflow.evaluation.images import (
     CAPTION,
     Block,
     Strip,

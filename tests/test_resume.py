@@ -20,7 +20,7 @@ from conftest import (
     train_here,
 )
 
-from tauflow.train.checkpoints import AtomicCheckpointIO
+from tauflow.train.checkpoint import AtomicCheckpointIO
 from tauflow.train.module import DFMModule
 
 STEPS = 20  # an epoch is 8 steps, so 20 end in the middle of one

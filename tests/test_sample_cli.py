@@ -323,7 +323,7 @@ def test_bad_requests(call, trained, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "tauflow.cli.sample_request.ROOT", tmp_path
     )  # else a run beside sample.py would be found
-    monkeypatch.setattr("tauflow.train.trained.SHIPPED", tmp_path)
+    monkeypatch.setattr("tauflow.train.checkpoint.SHIPPED", tmp_path)
     assert "there is no checkpoint under checkpoints/" in call()[0]
 
 

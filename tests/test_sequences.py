@@ -18,7 +18,7 @@ from tauflow.tasks import Countdown, Sequences
 from tauflow.tasks.sequences.metrics import BrokenPadding, LengthTotalVariation, MeanLength, Unique
 from tauflow.tasks.sequences.sources import StringFiles, digest
 from tauflow.tasks.sequences.tokens import PAD, Tokens, pattern_of
-from tauflow.train.checkpoints import describe
+from tauflow.train.module import describe
 
 
 def words(count=200):

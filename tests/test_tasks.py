@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from tauflow.tasks import Task
-from tauflow.train.trained import CLASSES
+from tauflow.train.checkpoint import CLASSES
 
 FROM_A_FILE = {
     ("Text", "tokenizer"): "unused: a checkpoint must have tokenizer_json, which overrides it",

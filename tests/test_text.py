@@ -30,9 +30,8 @@ from tauflow.tasks.text.corpus import BuiltIn, Files, Hub, in_validation
 from tauflow.tasks.text.metrics import Distinct, Entropy
 from tauflow.tasks.text.statistics import TextStatistics
 from tauflow.tasks.text.vocabulary import byte_level_bpe, characters, existing, vocabulary_from
-from tauflow.train.checkpoints import read
+from tauflow.train.checkpoint import CLASSES, read
 from tauflow.train.resume import refuse_other_settings
-from tauflow.train.trained import CLASSES
 from tauflow.untrusted import build
 
 AWKWARD = "na\u00efve cafe\u0301 \u4f60\u597d \U0001f469\u200d\U0001f680 \u202egnirts\u202c tab\t\r\n"

@@ -18,8 +18,7 @@ from tauflow.tasks import Text
 from tauflow.tasks.text.corpus import Files, Hub
 from tauflow.tasks.text.statistics import TextStatistics
 from tauflow.tasks.text.vocabulary import byte_level_bpe, vocabulary_from
-from tauflow.train.checkpoints import FORMAT, KEY, describe
-from tauflow.train.module import DFMModule
+from tauflow.train.module import FORMAT, KEY, DFMModule, describe
 
 WORDS = ["the", "people", "of", "this", "nation", "and", "its", "government", "hold", "peace", "war", "law"]
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND

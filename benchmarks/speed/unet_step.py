@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tauflow.networks import UNetConfig
-from tauflow.networks.base import Network
+from tauflow.networks.network import Network
 from tauflow.tasks import DataFacts
 from tauflow.train import DFMModule
 

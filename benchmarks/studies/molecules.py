@@ -11,7 +11,7 @@ from benchmarks.studies.moses_rows import MOSES, PUBLISHED, SOURCE
 from tauflow import files, tasks
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import Sampling, task_of
-from tauflow.evaluation.pictures import samples_figure
+from tauflow.evaluation.images import samples_figure
 from tauflow.evaluation.store import REAL, Cell, Factors, Results
 from tauflow.evaluation.tables import Frame, View, number_text
 from tauflow.samplers import Prompt, Sampler, sampler_from

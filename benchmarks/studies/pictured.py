@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks.studies.models import Subject
 from tauflow import files
 from tauflow.evaluation.evaluate import task_of
-from tauflow.evaluation.pictures import Block, Strip, captions_of, mosaic, samples_of
+from tauflow.evaluation.images import Block, Strip, captions_of, mosaic, samples_of
 from tauflow.evaluation.store import Cell, Results
 from tauflow.evaluation.tables import View
 

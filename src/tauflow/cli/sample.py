@@ -160,7 +160,7 @@ def _announce(request: "Request", results: "Results", arguments: argparse.Namesp
 
 def _show(arguments: argparse.Namespace, results: "Results", grid: "SamplerGrid") -> None:
     """Show the results, and write them where they were asked for."""
-    from tauflow.evaluation.pictures import print_samples
+    from tauflow.evaluation.images import print_samples
     from tauflow.evaluation.report import sample_files, save_report, shows_more_than_text
     from tauflow.evaluation.store import replace_samples
     from tauflow.evaluation.tables import print_results

@@ -153,7 +153,7 @@ def _refuse_unfit_to_pretrained(arguments: argparse.Namespace) -> None:
 def _fill_in_sizes(arguments: argparse.Namespace, trained: "Trained") -> None:
     """Give the sizes that the user left open."""
     from tauflow.evaluation.evaluate import task_of
-    from tauflow.evaluation.pictures import shows_pictures
+    from tauflow.evaluation.images import shows_pictures
 
     pictures = shows_pictures(task_of(trained))
     for name, defaults in SIZES.items():
@@ -172,7 +172,7 @@ def checkpoint_of(arguments: argparse.Namespace) -> Path:
 
 def shipped_checkpoint(name: str) -> Path:
     """Return the shipped checkpoint of a task: the first file that is called NAME, or NAME_ and more."""
-    from tauflow.train.trained import SHIPPED
+    from tauflow.train.checkpoint import SHIPPED
 
     there = sorted(SHIPPED.glob("*.ckpt"))
     found = [path for path in there if path.stem == name or path.stem.startswith(f"{name}_")]
@@ -184,7 +184,7 @@ def shipped_checkpoint(name: str) -> Path:
 
 def newest_checkpoint() -> Path:
     """Return the best checkpoint of the newest run under checkpoints/; a shipped one where there is none."""
-    from tauflow.train.trained import SHIPPED
+    from tauflow.train.checkpoint import SHIPPED
 
     for folder in (Path("checkpoints"), ROOT / "checkpoints"):
         found = [path for path in folder.rglob("*.ckpt") if path.parent.resolve() != SHIPPED]

@@ -44,10 +44,16 @@ from tauflow.process import Schedule
 from tauflow.tasks import Task
 from tauflow.tasks.data import TaskData
 from tauflow.train.callbacks import Checkpoints, GracefulStop, LogLines, Progress, Summary, Throughput
-from tauflow.train.checkpoints import OPTIMIZER, AtomicCheckpointIO, read, refuse_foreign_classes
+from tauflow.train.checkpoint import (
+    CLASSES,
+    OPTIMIZER,
+    AtomicCheckpointIO,
+    Trained,
+    read,
+    refuse_foreign_classes,
+)
 from tauflow.train.module import DFMModule
 from tauflow.train.resume import Restored, refuse_other_settings, refuse_unresumable, unfit
-from tauflow.train.trained import CLASSES, Trained
 
 GROUPS = ("trainer", "model", "evaluation", "checkpoints")
 HERE = ""  # stands for the folder of the run, as the place of a logger

@@ -23,8 +23,7 @@ from tauflow.evaluation.tables import View, cell_name
 from tauflow.tasks import Task
 from tauflow.train import Trained
 from tauflow.train.callbacks import GracefulStop, validation_follows
-from tauflow.train.checkpoints import describe
-from tauflow.train.module import DFMModule
+from tauflow.train.module import DFMModule, describe
 
 VIEW = View()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tauflow import files
 from tauflow.evaluation.figures import properties_figure, quality_figure, samples_csv
-from tauflow.evaluation.pictures import Known, film_figure, samples_figure, samples_text, shows_pictures
+from tauflow.evaluation.images import Known, film_figure, samples_figure, samples_text, shows_pictures
 from tauflow.evaluation.store import SAMPLE_FILES, Results, Tabled
 from tauflow.evaluation.tables import Frame, to_csv, to_markdown
 from tauflow.tasks import Task

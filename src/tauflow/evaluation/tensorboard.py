@@ -15,7 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tauflow import files
 from tauflow.evaluation.evaluate import DETAILS
 from tauflow.evaluation.figures import evolution, properties_figure, quality_figure
-from tauflow.evaluation.pictures import (
+from tauflow.evaluation.images import (
     film_figure,
     headline,
     samples_figure,

@@ -1,6 +1,6 @@
 """Networks: hidden states and a head, and the configs that build them."""
 
-from tauflow.networks.base import Network, NetworkConfig, network_from
+from tauflow.networks.network import Network, NetworkConfig, network_from
 from tauflow.networks.transformer import Transformer, TransformerConfig
 from tauflow.networks.unet import UNet, UNetConfig
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tauflow.errors import SettingsError
-from tauflow.networks.base import Network
+from tauflow.networks.network import Network
 from tauflow.networks.transformer import Rotate, rotation_tables
 
 TimeName = Literal["sigma", "t"]

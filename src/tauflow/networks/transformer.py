@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tauflow.errors import SettingsError
-from tauflow.networks.base import Network, NetworkConfig
 from tauflow.networks.heads import ConditionFeatures, ConditionTokens, Places, TimeFeatures
+from tauflow.networks.network import Network, NetworkConfig
 
 NEWER = ("condition", "rotary_base", "output_scale", "places")  # settings that earlier versions did not have
 ConditionName = Literal["added", "tokens"]

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tauflow.errors import SettingsError
-from tauflow.networks.base import Network, NetworkConfig
 from tauflow.networks.heads import Anchors, ConditionFeatures, LinearHead, LogisticHead, TimeFeatures
+from tauflow.networks.network import Network, NetworkConfig
 
 GROUPS = 8  # of channels that are normalised together
 EMBEDDED = 16  # features of an embedded token

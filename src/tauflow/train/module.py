@@ -1,15 +1,17 @@
-"""DFMModule: the training loss, the validation bound and the optimizer of a denoiser.
+"""OptimizerConfig: AdamW with warm-up and cosine decay, and the decay of the averaged weights."""
 
-Shapes: B items of a global batch (over all devices and accumulated batches), b items of this one,
-D coordinates, R rows, V data tokens, C columns of a condition.
-"""
-
+import copy
+import inspect
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torchmetrics import MeanMetric
 
 from tauflow.denoise import DROPPED, Model
@@ -28,9 +30,120 @@ from tauflow.train.bound import (
     refuse_values,
     tokens_of,
 )
-from tauflow.train.checkpoints import FORMAT, KEY, describe
-from tauflow.train.ema import EMA
-from tauflow.train.optimizer import OptimizerConfig
+from tauflow.untrusted import path_of
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW and the averaging of weights.
+
+    Args:
+        learning_rate: peak of the schedule.
+        warmup_steps: steps of linear warm-up; a cosine decay to a tenth of the peak follows until the last
+            step.
+        weight_decay: AdamW's, on matrices only.
+        betas: AdamW's.
+        ema_decay: of the averaged weights that validation, sampling and reloading use; 0 keeps the raw
+            weights.
+    """
+
+    learning_rate: float = 1e-3
+    warmup_steps: int = 200
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.98)
+    ema_decay: float = 0.999
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(self.betas))
+        fits = 0 < self.learning_rate < math.inf and self.warmup_steps >= 0 and self.weight_decay >= 0
+        if not fits or not all(0 <= decay < 1 for decay in (*self.betas, self.ema_decay)):
+            raise SettingsError(
+                "The optimizer needs learning_rate > 0, warmup_steps >= 0, weight_decay >= 0, and betas and "
+                f"ema_decay in [0, 1), got {self}."
+            )
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
+        """Return the optimizer of these parameters."""
+        parameters = list(parameters)
+        groups = [
+            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": self.weight_decay},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=self.learning_rate, betas=self.betas)
+
+    def factor(self, step: int, total: float) -> float:
+        """Return the learning rate of a step over its peak, for a training of `total` steps."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        progress = (step - self.warmup_steps) / max(1, total - self.warmup_steps)
+        return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+# Exponential moving average of a network's weights, held beside it as a second network.
+
+
+class EMA(nn.Module):
+    """The averaged copy. Validation, samplers and reloaded checkpoints use it; only `update` changes it.
+
+    Being a submodule, it is saved, restored and moved with the raw weights, and no weights are ever swapped.
+    """
+
+    def __init__(self, network: Network, decay: float):
+        super().__init__()
+        self.decay = decay
+        self.network: Network = copy.deepcopy(network).requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def update(self, network: nn.Module, step: int) -> None:
+        """Average in the weights after step n = 1, 2, ...; the decay rises as (1 + n) / (10 + n)."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        get_ema_multi_avg_fn(decay)(list(self.network.parameters()), list(network.parameters()), 0)
+
+    def train(self, mode: bool = True) -> "EMA":
+        return super().train(False)
+
+
+# How a checkpoint describes the model.
+
+
+KEY = "tauflow"
+FORMAT = 2
+
+
+def describe(value: Any) -> Any:
+    """Return plain data from which `untrusted.build` makes the same object.
+
+    An object keeps each constructor argument as an attribute of its name, or says them all in `init_args`.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [describe(item) for item in value]
+    if isinstance(value, Tensor):
+        return value.tolist()
+    arguments = value.init_args if hasattr(value, "init_args") else _arguments(value)
+    return {
+        "class_path": path_of(type(value)),
+        "init_args": {name: describe(argument) for name, argument in arguments.items()},
+    }
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    names = list(inspect.signature(type(value)).parameters)
+    missing = [name for name in names if not hasattr(value, name)]
+    if missing:
+        raise SettingsError(
+            f"a checkpoint cannot describe {type(value).__name__}: keep its constructor argument "
+            f"{missing[0]!r} as an attribute of that name"
+        )
+    return {name: getattr(value, name) for name in names}
+
+
+# DFMModule: the training loss, the validation bound and the optimizer of a denoiser.
+#
+# Shapes: B items of a global batch (over all devices and accumulated batches), b items of this one,
+# D coordinates, R rows, V data tokens, C columns of a condition.
+
 
 Part = tuple[Tensor, Tensor, Tensor]  # loss, positions and times of a batch
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from tauflow.errors import CheckpointError, join_names, shorten
 from tauflow.tasks import Task
-from tauflow.train.checkpoints import KEY, describe
-from tauflow.train.module import DFMModule
+from tauflow.train.module import KEY, DFMModule, describe
 from tauflow.untrusted import path_of
 
 MODEL = ("facts", "source", "schedule", "network")
