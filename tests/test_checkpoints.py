@@ -1,21 +1,24 @@
 """Checkpoint files: plain, atomic, not trusted, and those of earlier versions."""
 
 import copy
+import pkgutil
 import re
 import subprocess
 import sys
 
 import pytest
 import torch
+import yaml
 from conftest import load_plain
 
 import tauflow
 from tauflow import Cosine, Marginal, Masked, Polynomial
+from tauflow.cli.train import prepared
 from tauflow.errors import CheckpointError, SettingsError
 from tauflow.networks import TransformerConfig
 from tauflow.tasks import Countdown, DataFacts, LabelledCountdown
 from tauflow.train import SHIPPED, DFMModule, OptimizerConfig
-from tauflow.train.checkpoint import CLASSES, AtomicCheckpointIO, read
+from tauflow.train.checkpoint import CLASSES, MOVED, AtomicCheckpointIO, current_name, read
 from tauflow.train.module import describe
 from tauflow.train.resume import refuse_other_settings
 from tauflow.untrusted import build
@@ -255,6 +258,27 @@ def test_classes_of_format_1_have_moved(trained, tmp_path):
     torch.save(checkpoint, tmp_path / "old.ckpt")
     with pytest.raises(CheckpointError, match=r"names tauflow\.schedules\.Nonsense"):
         tauflow.load(tmp_path / "old.ckpt")
+
+
+def test_a_checkpoint_and_a_config_with_names_of_earlier_versions(trained, tmp_path):
+    for new in MOVED.values():
+        assert pkgutil.resolve_name(new)
+        assert current_name(new) == new
+    checkpoint = load_plain(trained / "last.ckpt")
+    old = {"class_path": "tauflow.train.optimizer.OptimizerConfig", "init_args": {"learning_rate": 0.5}}
+    checkpoint["tauflow"]["model"]["init_args"]["optimizer"] = old
+    checkpoint["hyper_parameters"] = {"optimizer": old}
+    torch.save(checkpoint, tmp_path / "old.ckpt")
+    tauflow.load(tmp_path / "old.ckpt")
+    model = read(tmp_path / "old.ckpt")["tauflow"]["model"]
+    assert build(model, CLASSES).optimizer_config == OptimizerConfig(learning_rate=0.5)
+    config = tmp_path / "config.yaml"
+    config.write_text("model:\n  optimizer:\n    class_path: tauflow.train.optimizer.OptimizerConfig\n")
+    flag = "--model.optimizer=tauflow.train.optimizer.OptimizerConfig"
+    _, text, converted = prepared(["-c", str(config), flag])
+    optimizer = {"class_path": "tauflow.train.module.OptimizerConfig"}
+    assert yaml.safe_load(text)["model"]["optimizer"] == optimizer
+    assert converted == "--model.optimizer=tauflow.train.module.OptimizerConfig"
 
 
 # What may not change on the way

@@ -49,8 +49,9 @@ from tauflow.train.checkpoint import (
     OPTIMIZER,
     AtomicCheckpointIO,
     Trained,
+    check_classes,
     read,
-    refuse_foreign_classes,
+    update_names,
 )
 from tauflow.train.module import DFMModule
 from tauflow.train.resume import Restored, refuse_other_settings, refuse_unresumable, unfit
@@ -64,6 +65,7 @@ def prepared(arguments: list[str]) -> list[str]:
 
     A logger without a folder writes to the folder of the run.
     """
+    arguments = [update_names(word) for word in arguments]
     found = list(arguments)
     for number, word in enumerate(arguments):
         flag, sign, value = word.partition("=")
@@ -97,13 +99,14 @@ def _file(name: str) -> str:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
         raise SettingsError(f"{path} isn't a configuration: {error}") from None
-    config = _parsed(text, str(path))
+    current = update_names(text)
+    config = _parsed(current, str(path))
     if not isinstance(config, dict):
         raise SettingsError(f"{path} holds no settings; write lines such as `trainer: {{max_steps: 100}}`")
     for group in GROUPS:
         if not isinstance(config.get(group), dict | NoneType):
             raise SettingsError(f"{path}: {group} must hold settings, got {config[group]!r:.80}")
-    changed = _upgraded(config) | _with_places(config)
+    changed = (current != text) | _upgraded(config) | _with_places(config)
     return yaml.safe_dump(config, sort_keys=False) if changed else name
 
 
@@ -678,7 +681,7 @@ class TauflowCLI(LightningCLI):
         if resumed is not None:
             task = self.datamodule.task
             allowed = (*CLASSES, *own_classes(self.model, task))
-            refuse_foreign_classes(resumed.checkpoint, allowed, resumed.path)
+            check_classes(resumed.checkpoint, allowed, resumed.path)
             accumulate = self.trainer.accumulate_grad_batches
             refuse_other_settings(resumed.checkpoint, resumed.path, self.model, task, accumulate)
         path = resumed.path if resumed is not None else None

@@ -1,7 +1,14 @@
-"""Objects as plain data: {"class_path": ..., "init_args": {...}}, as in a configuration file."""
+"""Checkpoint files: written atomically, read without trusting them, and the trained model in them.
 
+A checkpoint is Lightning's, plus the entry "tauflow": {"format", "model", "task"} that says how to rebuild
+the model and the task (None if it was trained from a plain DataLoader). An object is described as
+{"class_path": ..., "init_args": {...}}, as in a configuration file. It's rebuilt only if its class is one
+that the reader allows.
+"""
+
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
@@ -44,70 +51,82 @@ from tauflow.untrusted import (
     read_tensors,
 )
 
-# Checkpoints of format 1, as this version describes models.
-
-
 MOVED = {
-    "tauflow.module.DFMModule": "tauflow.train.module.DFMModule",
-    "tauflow.networks.TransformerConfig": "tauflow.networks.transformer.TransformerConfig",
-    "tauflow.tasks.text.Text": "tauflow.tasks.text.task.Text",
-    "tauflow.schedules.Polynomial": "tauflow.process.schedules.Polynomial",
-    "tauflow.schedules.Cosine": "tauflow.process.schedules.Cosine",
-    "tauflow.schedules.CosineSquared": "tauflow.process.schedules.CosineSquared",
+    "tauflow.module": "tauflow.train.module",
+    "tauflow.networks.base": "tauflow.networks.network",
+    "tauflow.schedules": "tauflow.process.schedules",
+    "tauflow.train.optimizer": "tauflow.train.module",
 }
+"""Modules and classes with a new name, {old: new}. Checkpoints and configurations may still use the old one.
+
+Add a row when you move a class that either may name: a task, a network config, a source, or a schedule.
+"""
+PUBLIC = {
+    "tauflow.networks.TransformerConfig": path_of(TransformerConfig),
+    "tauflow.tasks.text.Text": path_of(tasks.Text),
+}
+"""Names in checkpoints of format 1 that are public names, not those of modules."""
+CLASS_KEYS = ("class_path", "_class_path", "_instantiator", "_target_")
+HARMLESS = {"lightning.pytorch.cli.instantiate_module"}  # LightningCLI's `_instantiator`; never called here
 OPTIMIZER = ("learning_rate", "warmup_steps", "weight_decay", "betas", "ema_decay")
-NOT_BUILT = {"num_tokens", "seq_len", *OPTIMIZER}
+"""Settings of the optimizer, which were settings of the model in format 1."""
 
 
-def upgraded(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return the entry of a format-1 checkpoint in format 2; what is unknown stays, and is refused later."""
-    entry = _moved(entry)
-    arguments = entry["model"].get("init_args")
-    if isinstance(arguments, dict) and {"num_tokens", "seq_len"} <= arguments.keys():
-        entry["model"]["init_args"] = _new_arguments(arguments)
-    return entry | {"format": 2}
+# Classes that have moved
 
 
-def _new_arguments(old: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a model: sizes are facts of the data now, the optimizer has its own."""
+def current_name(name: str) -> str:
+    """Return today's name of a class or module, which may have moved."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        new = MOVED.get(".".join(parts[:end]))
+        if new is not None:
+            return ".".join([new, *parts[end:]])
+    return name
+
+
+def update_names(text: str) -> str:
+    """Return a configuration or an argument with today's names of what it imports from tauflow."""
+    return re.sub(r"\btauflow(\.\w+)+", lambda found: current_name(found[0]), text)
+
+
+def _rename_classes(value: Any, rename: Callable[[str], str] = current_name) -> Any:
+    """Return plain data with other names of the classes in it."""
+    if isinstance(value, list | tuple):
+        return [_rename_classes(item, rename) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: rename(item) if key in CLASS_KEYS and isinstance(item, str) else _rename_classes(item, rename)
+        for key, item in value.items()
+    }
+
+
+def _upgrade(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the entry of a format-1 checkpoint in format 2; what's unknown stays, and fails later."""
+    entry = _rename_classes(entry, lambda name: PUBLIC.get(name, name))
+    old = entry["model"].get("init_args")
+    if not isinstance(old, dict) or not {"num_tokens", "seq_len"} <= old.keys():
+        return entry | {"format": 2}
+    new = {name: value for name, value in old.items() if name not in ("num_tokens", "seq_len", *OPTIMIZER)}
     facts = {"num_tokens": old["num_tokens"], "shape": [old["seq_len"]], "conditions": [], "unigrams": None}
+    new["facts"] = {"class_path": path_of(DataFacts), "init_args": facts}
     optimizer = {name: old[name] for name in OPTIMIZER if name in old}
-    new = {name: value for name, value in old.items() if name not in NOT_BUILT}
-    new["facts"] = {"class_path": "tauflow.tasks.base.DataFacts", "init_args": facts}
-    new["optimizer"] = {"class_path": "tauflow.train.module.OptimizerConfig", "init_args": optimizer}
+    new["optimizer"] = {"class_path": path_of(OptimizerConfig), "init_args": optimizer}
     source = {"masked": Masked, "uniform": Uniform}.get(str(old.get("source")))
     if source is not None:
         new["source"] = describe(source(old["num_tokens"]))
-    named = [name for name in SCHEDULES if name != "polynomial"]  # that one was never a name alone
+    named = [name for name in SCHEDULES if name != "polynomial"]  # that one needs its exponent
     if old.get("schedule") in named:
         new["schedule"] = describe(schedule_from(old["schedule"]))
-    return new
+    return entry | {"format": 2, "model": entry["model"] | {"init_args": new}}
 
 
-def _moved(value: Any) -> Any:
-    """Return plain data with the new names of classes that have moved."""
-    if isinstance(value, list):
-        return [_moved(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    new = {key: _moved(item) for key, item in value.items()}
-    if isinstance(new.get("class_path"), str):
-        new["class_path"] = MOVED.get(new["class_path"], new["class_path"])
-    return new
-
-
-# Checkpoint files: atomic, only plain data inside, read without trusting them.
-#
-# A checkpoint is Lightning's, plus the entry "tauflow": {"format", "model", "task"} that says how to rebuild
-# both; the task is None where there was none. An object is described as {"class_path": ..., "init_args":
-# {...}}, as in a configuration file, and rebuilt only if the class is one that the reader allows.
-
-
-HARMLESS = {"lightning.pytorch.cli.instantiate_module"}  # LightningCLI's `_instantiator`; never called here
+# Files
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the target and renames: a killed run leaves the old file or the new one, never half."""
+    """Writes next to the target and renames: a killed run leaves the old file or the new one, never half."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         _save(checkpoint, path)
@@ -127,9 +146,9 @@ def _save(checkpoint: dict[str, Any], path: str | Path) -> None:
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Return the contents of a checkpoint file that tauflow wrote, in today's format.
+    """Return the contents of a checkpoint file that tauflow wrote, in today's format and with today's names.
 
-    It is plain data: nothing in it is imported or called.
+    It's plain data: nothing in it is imported or called.
     """
     path = Path(path)
     try:
@@ -144,15 +163,15 @@ def read(path: str | Path) -> dict[str, Any]:
     entry = checkpoint.get(KEY) if isinstance(checkpoint, dict) else None
     if not isinstance(entry, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise CheckpointError(
-            f"{path} was not written by tauflow's train.py; train a model with it, or load the weights "
-            "yourself"
+            f"{path} was not written by tauflow's train.py. Train a model with it, or load the weights "
+            "yourself."
         )
     check_plain(entry, sys.maxsize, path, VALUES)
     number = entry.get("format")
     if type(number) is not int or number not in (1, FORMAT):
         raise CheckpointError(
             f"{path} has format {shorten(repr(number))}, this version of tauflow reads the formats 1 to "
-            f"{FORMAT}"
+            f"{FORMAT}. Update tauflow."
         )
     complete = isinstance(entry.get("model"), dict) and isinstance(entry.get("task", ""), dict | NoneType)
     step = checkpoint.get("global_step")
@@ -161,19 +180,33 @@ def read(path: str | Path) -> dict[str, Any]:
     if not complete or type(step) is not int or step < 0:
         raise CheckpointError(
             f"{path} is not complete: it does not say how its model and task were built, what its weights "
-            "are, or at which step it is"
+            "are, or at which step it is."
         )
-    try:
-        return checkpoint | {KEY: upgraded(entry) if number == 1 else entry}
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path} does not describe a model of format 1: {error}") from None
+    for key in (KEY, "hyper_parameters", "datamodule_hyper_parameters"):
+        if key in checkpoint:
+            checkpoint[key] = _rename_classes(checkpoint[key])
+    if number == 1:
+        try:
+            checkpoint[KEY] = _upgrade(checkpoint[KEY])
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"{path} does not describe a model of format 1: {error}") from None
+    return checkpoint
 
 
 def export(path: str | Path, target: str | Path, *, half: bool = False) -> None:
-    """Write what sampling needs of a checkpoint: the averaged weights, and how to rebuild model and task.
+    """Write the part of a checkpoint that sampling needs: the averaged weights, the model, and the task.
 
-    Training cannot be resumed from it. With `half` the weights are rounded to 16 bits, which halves the file;
-    `tauflow.load` gives float32 again.
+    Use it to share a model, or to keep one for good. The file has about a quarter of the size of the
+    checkpoint. You can't resume training from it.
+
+    Args:
+        path: the checkpoint.
+        target: the file to write.
+        half: round the weights to 16 bits, which halves the file. `tauflow.load` gives float32 again.
+
+    Example:
+        >>> tauflow.export("runs/countdown/best.ckpt", "countdown.ckpt")  # doctest: +SKIP
+        >>> trained = tauflow.load("countdown.ckpt")  # doctest: +SKIP
     """
     checkpoint = read(path)
     weights = {
@@ -184,43 +217,16 @@ def export(path: str | Path, target: str | Path, *, half: bool = False) -> None:
     large = [name for name, value in weights.items() if half and not value.isfinite().all()]
     if large:
         raise CheckpointError(
-            f"{join_names(large)} of {path} has numbers beyond 65504, which 16 bits do not hold; export it "
-            "without half"
+            f"{join_names(large)} of {path} has numbers beyond 65504, which 16 bits do not hold. Export it "
+            "without half."
         )
     _save({"state_dict": weights, "global_step": checkpoint["global_step"], KEY: checkpoint[KEY]}, target)
 
 
-def refuse_foreign_classes(checkpoint: dict[str, Any], allowed: Iterable[type], path: str | Path) -> None:
-    """Raise unless every class that the checkpoint names, in any of its entries, is an allowed one."""
-    known = {path_of(cls) for cls in allowed} | HARMLESS
-    entries = {key: checkpoint.get(key) for key in (KEY, "hyper_parameters", "datamodule_hyper_parameters")}
-    foreign = sorted({name for name in _named_classes(entries) if name not in known})
-    if foreign:
-        raise CheckpointError(
-            f"{path} names {join_names(foreign)}, which tauflow does not know: nothing was imported. If the "
-            "class is yours and you trust the file, pass it to tauflow.load(path, classes=[...]), name it "
-            "with sample.py --classes, or train with the configuration that names it"
-        )
+# Trained models
 
 
-def _named_classes(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if key in ("class_path", "_class_path", "_instantiator", "_target_"):
-                yield str(item)
-            if key == "source" and isinstance(item, str) and item not in SOURCES:
-                yield item  # a model would import it
-            yield from _named_classes(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _named_classes(item)
-
-
-# A trained model, rebuilt from its checkpoint alone.
-
-
-def _finals(module: object, kind: type) -> list[type]:
-    """Return the classes of one kind that a module has, without the kind itself."""
+def _subclasses(module: object, kind: type) -> list[type]:
     found = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, kind)]
     return [each for each in found if each is not kind]
 
@@ -229,14 +235,17 @@ CLASSES: tuple[type, ...] = (
     DFMModule,
     DataFacts,
     OptimizerConfig,
-    *_finals(networks, NetworkConfig),
-    *_finals(schedules, Schedule),
-    *_finals(sources, Source),
-    *_finals(tasks, Task),
+    *_subclasses(networks, NetworkConfig),
+    *_subclasses(schedules, Schedule),
+    *_subclasses(sources, Source),
+    *_subclasses(tasks, Task),
 )
 """The classes that a checkpoint may name."""
 
-FAULTS = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, ArithmeticError, MemoryError)
+BUILD_ERRORS = (
+    *(TypeError, ValueError, LookupError, AttributeError),
+    *(RuntimeError, ArithmeticError, MemoryError),
+)
 """What constructors raise for arguments that mean nothing."""
 
 SHIPPED = Path(__file__).parents[3] / "checkpoints" / "shipped"
@@ -245,15 +254,29 @@ SHIPPED = Path(__file__).parents[3] / "checkpoints" / "shipped"
 
 @dataclass(frozen=True)
 class Trained:
-    """What a checkpoint holds."""
+    """A trained model with its task, as `tauflow.load` and `tauflow.pretrained` return it.
 
-    model: Model  # with averaged weights, and what was learned of it and lies beside the checkpoint
-    task: Task | None  # None if it was trained from a plain DataLoader
-    step: int = 0  # optimizer steps the weights were trained for
+    Pass it to `tauflow.sample` and `tauflow.evaluate`. Build one yourself to give a model of your own a task.
+
+    Args:
+        model: the model with averaged weights, and with the order, counts, and influence that were learned
+            of it and are stored next to the checkpoint.
+        task: how samples are shown and measured; None if it was trained from a plain DataLoader.
+        step: optimizer steps that the weights were trained for.
+
+    Example:
+        >>> trained = tauflow.load(tauflow.train.SHIPPED / "countdown_masked.ckpt")
+        >>> trained.step
+        4096
+    """
+
+    model: Model
+    task: Task | None
+    step: int = 0
 
     @property
     def tokenizer(self) -> Any:
-        """Return the tokenizer of its texts, or of its prompts; None for a model of neither."""
+        """The tokenizer of its texts, or of its prompts; None for a model of neither."""
         if isinstance(self.task, tasks.Text):
             return self.task.tokens.tokenizer
         return getattr(self.task, "tokenizer", None)
@@ -267,13 +290,29 @@ def load(
 ) -> Trained:
     """Rebuild the model, with averaged weights, and the task of a checkpoint from the file alone.
 
-    The file is not trusted: it may hold plain data only, and may name tauflow's own classes only; pass your
-    own as `classes`. Where the data of the task lies is not taken from it either: give `data`, settings of
-    the task such as {"files": "corpus.txt"}.
+    Use it for checkpoints of `train.py` and files of `tauflow.export`, also those of other people: a file
+    isn't trusted. It may contain plain data only, and may name tauflow's own classes and those you pass.
+
+    Args:
+        path: the checkpoint, such as runs/countdown/best.ckpt.
+        device: where the model goes.
+        classes: your own network config, task, source, or schedule classes that the checkpoint may name.
+        data: where the task's data is on this machine, such as {"files": "corpus.txt"}. That's never taken
+            from the file.
+
+    Returns:
+        The model, the task, and the step of the weights.
+
+    Example:
+        >>> trained = tauflow.load(tauflow.train.SHIPPED / "countdown_masked.ckpt")
+        >>> result = tauflow.sample(trained.model, "tr_cie", nfe=16, count=4, seed=0)
+        >>> result.tokens.shape
+        torch.Size([4, 256])
     """
     checkpoint = read(path)
+    data = data or {}
     allowed = (*CLASSES, *classes)
-    refuse_foreign_classes(checkpoint, allowed, path)
+    check_classes(checkpoint, allowed, path)
     entry = checkpoint[KEY]
     weights = checkpoint["state_dict"]
     averaged = {
@@ -281,88 +320,91 @@ def load(
     }
     check_storage(averaged, path)
     try:
-        module = _module(entry["model"], allowed, averaged)
-    except FAULTS as error:
+        module = _build_module(entry["model"], allowed, averaged)
+    except BUILD_ERRORS as error:
         raise CheckpointError(
             f"{path} does not describe a model that this version of tauflow can build: "
             f"{shorten(str(error), 400)}"
         ) from error
+    _check_data(entry["task"], allowed, data)
     try:
-        kind = None if entry["task"] is None else _kind_of_task(entry["task"], allowed)
-    except ValueError as error:
-        raise _no_task(path, error) from error
-    _refuse_other_data(kind, data or {})
-    try:
-        task = None if kind is None else _task(kind, entry["task"], allowed, data or {})
+        task = None if entry["task"] is None else _build_task(entry["task"], allowed, data)
         if task is not None and task.facts != module.facts:
             raise ValueError("the model and the task have different sizes")
-    except FAULTS as error:
-        raise _no_task(path, error) from error
+    except BUILD_ERRORS as error:
+        raise CheckpointError(f"the task of {path} cannot be rebuilt: {shorten(str(error), 400)}") from error
     if task is not None:
         task.folder = Path(path).parent
     model = module.to(device).model()
-    channels = model.channels if task is None else task.channels
     model = replace(
         model,
         order=orders.read(path, model.length),
         counts=counts.read(path, model.length),
         influence=influence.read(path, model.length),
-        channels=channels,
+        channels=model.channels if task is None else task.channels,
     )
     return Trained(model, task, checkpoint["global_step"])
 
 
-def _module(spec: dict[str, Any], allowed: tuple[type, ...], averaged: dict[str, Tensor]) -> DFMModule:
-    """Build the model with averaged weights; before it takes memory, its sizes are those of the weights."""
+def check_classes(checkpoint: dict[str, Any], allowed: Iterable[type], path: str | Path) -> None:
+    """Raise unless every class that the checkpoint names, in any of its entries, is an allowed one."""
+    known = {path_of(cls) for cls in allowed} | HARMLESS
+    entries = {key: checkpoint.get(key) for key in (KEY, "hyper_parameters", "datamodule_hyper_parameters")}
+    foreign = sorted({name for name in _named_classes(entries) if name not in known})
+    if foreign:
+        raise CheckpointError(
+            f"{path} names {join_names(foreign)}, which tauflow does not know: nothing was imported. If the "
+            "class is yours and you trust the file, pass it to tauflow.load(path, classes=[...]), name it "
+            "with sample.py --classes, or train with the configuration that names it."
+        )
+
+
+def _named_classes(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key in CLASS_KEYS:
+                yield str(item)
+            if key == "source" and isinstance(item, str) and item not in SOURCES:
+                yield item  # a model would import it
+            yield from _named_classes(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _named_classes(item)
+
+
+def _build_module(spec: dict[str, Any], allowed: tuple[type, ...], averaged: dict[str, Tensor]) -> DFMModule:
+    """Build the model with averaged weights; its sizes are compared with them before it takes memory."""
     cls = class_of(spec, allowed)
     if not issubclass(cls, DFMModule):
         raise ValueError(f"a {cls.__name__} as the model")
-    arguments = arguments_of(spec, _values(allowed))
+    arguments = arguments_of(spec, _argument_classes(allowed))
     check_types(cls, arguments)
-    _check_weights(arguments, averaged)
+    facts = arguments.get("facts")
+    source = arguments.get("source", "masked")
+    config = arguments.get("network", TransformerConfig())
+    if not isinstance(facts, DataFacts):
+        raise ValueError(f"a {type(facts).__name__} as the sizes of the data")
+    if not isinstance(source, Source) and source not in SOURCES:
+        raise ValueError("a source that is not described")
+    if type(config) in CLASSES:  # the user's own network class is trusted, and compared when it's built
+        states = source_from(source, facts.num_tokens).num_states
+        wanted = weights_of(config, facts.shape, states, facts.num_tokens, facts.conditions)
+        check_weights(wanted, {name.removeprefix("network."): weight for name, weight in averaged.items()})
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn and thrown away
         module = cls(**arguments)
     module.ema.load_state_dict(averaged)
     return module
 
 
-def _values(allowed: tuple[type, ...]) -> tuple[type, ...]:
-    """Return the classes that an argument may be of: a model or a task is none."""
+def _argument_classes(allowed: tuple[type, ...]) -> tuple[type, ...]:
+    """Return the classes that an argument may be of: a model or a task isn't one."""
     return tuple(cls for cls in allowed if not issubclass(cls, DFMModule | Task))
 
 
-def _check_weights(arguments: dict[str, Any], averaged: dict[str, Tensor]) -> None:
-    """Raise unless the described network has the weights of the file.
-
-    The user's own network class is trusted, and compared when it's built.
-    """
-    facts, source = arguments.get("facts"), arguments.get("source", "masked")
-    config = arguments.get("network", TransformerConfig())
-    if not isinstance(facts, DataFacts):
-        raise ValueError(f"a {type(facts).__name__} as the sizes of the data")
-    if not isinstance(source, Source) and source not in SOURCES:
-        raise ValueError("a source that is not described")
-    if type(config) not in CLASSES:
-        return
-    states = source_from(source, facts.num_tokens).num_states
-    wanted = weights_of(config, facts.shape, states, facts.num_tokens, facts.conditions)
-    check_weights(wanted, {name.removeprefix("network."): weight for name, weight in averaged.items()})
-
-
-def _no_task(path: str | Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"the task of {path} cannot be rebuilt: {shorten(str(error), 400)}")
-
-
-def _kind_of_task(spec: dict[str, Any], allowed: tuple[type, ...]) -> type[Task]:
-    kind = class_of(spec, allowed)
-    if not issubclass(kind, Task):
-        raise ValueError(f"a {kind.__name__} as the task")
-    return kind
-
-
-def _refuse_other_data(kind: type[Task] | None, data: Mapping[str, Any]) -> None:
-    """Raise if `data` says what is not the user's to decide."""
-    local = () if kind is None else kind.local
+def _check_data(spec: dict[str, Any] | None, allowed: tuple[type, ...], data: Mapping[str, Any]) -> None:
+    """Raise if `data` has a setting that isn't the user's to decide."""
+    names = {path_of(cls): cls.local for cls in allowed if issubclass(cls, Task)}
+    local = names.get(str(spec and spec.get("class_path")), ())
     unknown = [name for name in data if name not in local]
     if unknown:
         raise SettingsError(
@@ -371,9 +413,12 @@ def _refuse_other_data(kind: type[Task] | None, data: Mapping[str, Any]) -> None
         )
 
 
-def _task(kind: type[Task], spec: dict[str, Any], allowed: tuple[type, ...], data: Mapping[str, Any]) -> Task:
-    """Rebuild the task; what it calls local comes from the user's `data`, never from the file."""
-    arguments = arguments_of(spec, _values(allowed))
+def _build_task(spec: dict[str, Any], allowed: tuple[type, ...], data: Mapping[str, Any]) -> Task:
+    """Rebuild the task. What it calls local comes from the user's `data`, never from the file."""
+    kind = class_of(spec, allowed)
+    if not issubclass(kind, Task):
+        raise ValueError(f"a {kind.__name__} as the task")
+    arguments = arguments_of(spec, _argument_classes(allowed))
     arguments = {name: value for name, value in arguments.items() if name not in kind.local}
     check_types(kind, arguments)
     return kind.rebuilt(arguments, data)
