@@ -14,12 +14,14 @@ tables has a name, the heading in results.md:
     <!-- finding image_schedules "Is TR-CIE best? (masked)" -->
     <!-- end -->
 
+`<!-- options -->` is the table of the samplers' options, as their dataclasses have it.
 """
 
 import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from benchmarks.studies import STUDIES
 from benchmarks.studies.paired import difference_table
@@ -27,14 +29,15 @@ from tauflow import files
 from tauflow.errors import TauflowError
 from tauflow.evaluation.store import Results
 from tauflow.evaluation.tables import Frame, TableSpec, markdown_table
+from tauflow.samplers.registry import SAMPLERS, Option, described
 
 RESULTS = Path(__file__).parent / "results"
-PLACE = re.compile(r"(<!-- (table|finding) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+PLACE = re.compile(r"(<!-- (table|finding|options)(?: (.+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def filled(text: str, folder: Path = RESULTS) -> str:
     """Return the page with every table and finding as the result files have it."""
-    make = {"table": _table, "finding": _finding}
+    make = {"table": _table, "finding": _finding, "options": _options}
     return PLACE.sub(lambda found: f"{found[1]}\n{make[found[2]](found[3], folder)}\n{found[4]}", text)
 
 
@@ -61,6 +64,42 @@ def _finding(place: str, folder: Path) -> str:
     name, finding = shlex.split(place)
     results = Results.read(folder / name)
     return STUDIES[results.name].findings(results)[finding]
+
+
+def _options(place: str, folder: Path) -> str:
+    return options_table()
+
+
+def options_table() -> str:
+    """Return a Markdown table with a line for each option of the samplers, and below it which sharpen."""
+    lines = ["| option | values | default | meaning | samplers |", "|---|---|---|---|---|"]
+    for name, owners in described().items():
+        for option in dict.fromkeys(each for _, each in owners):
+            samplers = [sampler for sampler, each in owners if each == option]
+            words = [f"`{name}`", option.choices, _defaults(option, samplers), option.help, _code(samplers)]
+            lines.append(f"| {' | '.join(words)} |")
+    sharp = _code([name for name, make in SAMPLERS.items() if make().sharpens])
+    lines += ["", f"These sharpen, and do not keep the law of the data: {sharp}."]
+    return "\n".join(lines) + "\n"
+
+
+def _defaults(option: Option, samplers: list[str]) -> str:
+    """Return the default of the class, then those of the names that stand for another one."""
+    own: dict[str, list[str]] = {}
+    for sampler in samplers:
+        value = getattr(SAMPLERS[sampler](), option.name)
+        if value != option.default:
+            own.setdefault(_value(value), []).append(sampler)
+    others = [f"{value} in {_code(names)}" for value, names in own.items()]
+    return "; ".join([_value(option.default), *others])
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
+
+
+def _code(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def main(paths: list[str]) -> None:

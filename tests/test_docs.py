@@ -17,7 +17,6 @@ from forked import run_script
 from benchmarks.pages import filled
 from tauflow.cli.sample_arguments import parser
 from tauflow.cli.train import train
-from tauflow.samplers import docs
 
 DOCS = ROOT / "docs"
 PAGES = sorted(
@@ -172,7 +171,7 @@ def test_flags_of_train_py_exist(line, monkeypatch, capsys):
 
 def test_the_table_of_options_is_up_to_date():
     page = (DOCS / "samplers.md").read_text()
-    assert docs.filled(page) == page, "run: python -m tauflow.samplers.docs docs/samplers.md"
+    assert filled(page) == page, "run: python -m benchmarks pages docs/samplers.md"
 
 
 WITH_NUMBERS = [
@@ -187,7 +186,7 @@ def test_tables_of_numbers_are_those_of_the_result_files(page):
 
 
 def test_the_table_of_options_comes_from_the_samplers():
-    page = docs.filled("before\n<!-- options -->\nstale words\n<!-- end -->\nafter\n")
+    page = filled("before\n<!-- options -->\nstale words\n<!-- end -->\nafter\n")
     assert page.startswith("before\n<!-- options -->\n\n| option |")
     assert "|\n\nThese sharpen" in page
     assert page.endswith("`gibbs_margin`.\n\n<!-- end -->\nafter\n")

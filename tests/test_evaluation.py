@@ -116,7 +116,7 @@ def test_every_cell_is_measured_counted_and_timed(results):
 def test_values_and_errors_are_those_of_the_samples(results):
     """All 50 samples are drawn again, batch by batch, with the documented seeds; mean and standard error are
     computed by hand."""
-    from tauflow.seeds import generator_for
+    from tauflow.numerics import generator_for
 
     model = exact().model
     parts = [

@@ -36,8 +36,8 @@ from tauflow.networks import TransformerConfig
 from tauflow.networks.network import weights_of
 from tauflow.recipes import convert
 from tauflow.samplers import sample as draw
+from tauflow.samplers.learned import save_order
 from tauflow.tasks import Countdown, Text
-from tauflow.theory import orders
 from tauflow.train import DFMModule
 from tauflow.train.checkpoint import CLASSES, AtomicCheckpointIO, read
 from tauflow.train.module import describe
@@ -707,7 +707,7 @@ def learned(clean, tmp_path):
     """A checkpoint with a learned order next to it."""
     path = tmp_path / "x.ckpt"
     path.write_bytes(clean.read_bytes())
-    orders.save(path, torch.arange(16))
+    save_order(path, torch.arange(16))
     assert tauflow.load(path).model.order is not None
     return path
 

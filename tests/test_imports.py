@@ -13,7 +13,6 @@ LAYERS = [
     "process",
     "denoise",
     "samplers",
-    "theory",
     ("geneval", "moses"),
     ("tasks", "networks"),
     "train",

@@ -17,9 +17,9 @@ from tauflow.evaluation.report import save_report
 from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale, opened_results
 from tauflow.evaluation.tables import Frame, number_text, print_results, to_csv, to_markdown
 from tauflow.evaluation.tensorboard import write_grid
-from tauflow.samplers.draws import categorical
+from tauflow.numerics import generator_for
+from tauflow.samplers.random import categorical
 from tauflow.samplers.tweedie import Tweedie
-from tauflow.seeds import generator_for
 
 
 def nats_of(model, task, sampler, nfe, count=16, size=64) -> torch.Tensor:

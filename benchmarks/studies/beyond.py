@@ -18,8 +18,8 @@ from tauflow.evaluation.evaluate import choose_samplers, task_of
 from tauflow.evaluation.store import Cell, Factors, Measured, Record, Scale
 from tauflow.evaluation.tables import View
 from tauflow.samplers import Sampler, sampler_from
+from tauflow.samplers.learned import dependence, learn_order
 from tauflow.tasks.base import items_of
-from tauflow.theory.orders import dependence, learn_order
 from tauflow.train import Trained
 
 CHOICE_SEED = 1000

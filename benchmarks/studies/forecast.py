@@ -16,10 +16,10 @@ from tauflow.evaluation.evaluate import choose_samplers, task_of
 from tauflow.evaluation.store import Cell, Factors, Measured, Record, Results, Scale
 from tauflow.evaluation.tables import Frame, View
 from tauflow.samplers import Problem
+from tauflow.samplers.learned import Shortest, budgets, excess, forecast
 from tauflow.samplers.registry import spec_name
 from tauflow.samplers.reveal import OrderName, Reveal, order_of_counts
 from tauflow.tasks.base import items_of
-from tauflow.theory.counts import Shortest, budgets, excess, forecast
 from tauflow.train import Trained
 
 TARGETS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)  # nats of a sequence

@@ -13,8 +13,8 @@ from torchmetrics import MetricCollection
 
 from benchmarks.theory.laws import Chain, EnumerableLaw
 from tauflow.denoise import CallableDenoiser, Model
+from tauflow.numerics import generator_for
 from tauflow.process import Mixture, Process, schedule_from, source_from
-from tauflow.seeds import generator_for
 from tauflow.tasks import Countdown, SampleMean, SampleMetric, Task, UnigramTotalVariation, countdown
 from tauflow.train import Trained
 

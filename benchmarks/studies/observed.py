@@ -9,8 +9,8 @@ from benchmarks.theory.diagnostic import Diagnostic
 from tauflow.errors import SettingsError
 from tauflow.evaluation.store import Cell, Factors, Measured, Record, Scale
 from tauflow.evaluation.tables import View
+from tauflow.numerics import generator_for
 from tauflow.samplers import sample
-from tauflow.seeds import generator_for
 
 
 class Observed(Study):

@@ -22,13 +22,11 @@ from tauflow.evaluation.store import REAL, Factors, Results, Scale
 from tauflow.evaluation.tables import Frame, View
 from tauflow.samplers import SETS, Sampler, sampler_from, split_specs
 from tauflow.samplers.independent import Independent
+from tauflow.samplers.learned import learn_counts, learn_influence, learn_order, orders_of
 from tauflow.samplers.registry import Best
 from tauflow.samplers.reveal import Reveal, order_of_counts
 from tauflow.tasks import Task
 from tauflow.tasks.text.metrics import Distinct, Entropy
-from tauflow.theory.counts import learn_counts, orders_of
-from tauflow.theory.influence import learn_influence
-from tauflow.theory.orders import learn_order
 from tauflow.train import Trained
 
 ENTROPY, TRANSITION, DISTINCT = "entropy_bits", "transition_bits", "distinct_2"

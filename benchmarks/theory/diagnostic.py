@@ -16,11 +16,11 @@ from torch import Tensor
 from tauflow.denoise import Model
 from tauflow.errors import SamplingError
 from tauflow.process import Process
-from tauflow.samplers.base import Problem, Sampler, State, StepInfo, Visit
 from tauflow.samplers.grids import Grid
 from tauflow.samplers.leaping import Leaping
 from tauflow.samplers.registry import sampler_from
 from tauflow.samplers.run import checked_condition
+from tauflow.samplers.sampler import Problem, Sampler, State, StepInfo, Visit
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tauflow.denoise import CallableDenoiser, Model
+from tauflow.numerics import generator_for
 from tauflow.process import Process
-from tauflow.seeds import generator_for
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from benchmarks.theory.diagnostic import Reevaluating, Step, leaping_from
 from tauflow.denoise import Model
-from tauflow.samplers.base import Problem, Sampler, State
 from tauflow.samplers.grids import Grid
 from tauflow.samplers.leaping import Leaping, Term, intensities
+from tauflow.samplers.sampler import Problem, Sampler, State
 
 
 class LocalErrors(Reevaluating):

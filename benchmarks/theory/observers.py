@@ -17,9 +17,9 @@ from torch import Tensor
 from benchmarks.theory.diagnostic import Diagnostic, Reevaluating, Step, leaping_from
 from tauflow.denoise import Model
 from tauflow.process import Process
-from tauflow.samplers.base import Sampler
-from tauflow.samplers.draws import chunks, places_of
 from tauflow.samplers.leaping import Clamp, Term, intensities
+from tauflow.samplers.random import chunks, places_of
+from tauflow.samplers.sampler import Sampler
 
 UNCLAMPED = Clamp(-math.inf, math.inf)
 EPS_DEN = 1e-8  # epsilon_den of the drift proxy

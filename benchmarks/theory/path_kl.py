@@ -15,9 +15,9 @@ from benchmarks.theory.local_error import quadrature, rates_at
 from benchmarks.theory.propagator import Propagator
 from tauflow.errors import SamplingError
 from tauflow.process import Mixture, Process
-from tauflow.samplers.base import Problem, Sampler, State
-from tauflow.samplers.draws import draw
 from tauflow.samplers.leaping import intensities
+from tauflow.samplers.random import draw
+from tauflow.samplers.sampler import Problem, Sampler, State
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from torch import Tensor
 from benchmarks.theory.laws import EnumerableLaw
 from tauflow.denoise import Evaluation, LogitsEvaluation
 from tauflow.process import Process
-from tauflow.samplers.base import Problem, Sampler, State, Visit
 from tauflow.samplers.bridge import Bridge, Renoise
 from tauflow.samplers.grids import Grid, GridName, make_grid
 from tauflow.samplers.leaping import GridSampler, Leaping, Rule, Term, intensities
+from tauflow.samplers.sampler import Problem, Sampler, State, Visit
 from tauflow.samplers.theta import Theta
 
 PROPAGATED = (Leaping, Theta, Bridge)  # samplers whose law `Propagator` computes, with independent coins

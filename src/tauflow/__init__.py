@@ -39,9 +39,7 @@ from tauflow.process import (
     schedule_from,
 )
 from tauflow.samplers import SAMPLERS, Prompt, Result, Sampler, fixed, nll, option, sample, sampler_from
-from tauflow.theory.counts import learn_counts
-from tauflow.theory.influence import learn_influence
-from tauflow.theory.orders import learn_order
+from tauflow.samplers.learned import learn_counts, learn_influence, learn_order
 
 if TYPE_CHECKING:
     from tauflow.evaluation.callback import SamplerEvaluation

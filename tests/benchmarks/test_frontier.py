@@ -21,8 +21,8 @@ from benchmarks.studies.transitions import (
 from benchmarks.theory.laws import Chain, transition_counts
 from tauflow.evaluation.store import REAL, Cell, Measured, Results, Scale
 from tauflow.evaluation.tables import Frame
+from tauflow.numerics import generator_for
 from tauflow.samplers import sampler_from
-from tauflow.seeds import generator_for
 
 
 def point(entropy: float, quality: float, temperature: float = 1.0, errors=(0.0, 0.0)) -> Point:

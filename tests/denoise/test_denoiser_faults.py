@@ -18,8 +18,8 @@ from tauflow import Model
 from tauflow.denoise import CallableDenoiser, SplitDenoiser
 from tauflow.errors import BadLogits, SamplingError
 from tauflow.samplers import SAMPLERS, Sampler, State, StepInfo
-from tauflow.samplers.draws import categorical
 from tauflow.samplers.grids import Grid, make_grid
+from tauflow.samplers.random import categorical
 
 V, B, D = 5, 3, 12
 NFE = 7

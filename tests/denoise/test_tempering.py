@@ -11,7 +11,7 @@ from benchmarks.theory.laws import EnumerableLaw
 from benchmarks.theory.propagator import Propagator
 from tauflow import Model
 from tauflow.denoise.denoiser import TemperedDenoiser
-from tauflow.samplers.base import Problem
+from tauflow.samplers.sampler import Problem
 
 NOISE = ["uniform", "marginal"]
 COLD = 0.5

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from tauflow import Sampler, option
 from tauflow.samplers import State, StepInfo
-from tauflow.samplers.draws import draw, places_of
 from tauflow.samplers.grids import Grid, make_grid
+from tauflow.samplers.random import draw, places_of
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from test_generate import Spelling
 
 import tauflow
 import tauflow.cli.sample
+from benchmarks.pages import options_table
 from benchmarks.studies.laws import JointTask, exact
 from benchmarks.theory.laws import EnumerableLaw
 from tauflow import Model, Trained
@@ -26,7 +27,6 @@ from tauflow.evaluation.store import Results
 from tauflow.evaluation.tables import to_markdown
 from tauflow.recipes import pretrained
 from tauflow.samplers import SAMPLERS, SETS, sampler_from
-from tauflow.samplers.docs import options_table
 from tauflow.samplers.registry import recommended
 
 MASKED = mixture("masked", 3)

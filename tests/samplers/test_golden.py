@@ -16,9 +16,9 @@ import torch
 import tauflow
 from tauflow import Masked, Mixture, Model, Uniform
 from tauflow.denoise import LearnedCounts
+from tauflow.numerics import generator_for
 from tauflow.process import spread_kappas, stratified_times
 from tauflow.samplers import SAMPLERS, sampler_from
-from tauflow.seeds import generator_for
 
 FILE = Path(__file__).parents[1] / "golden.json"
 V, B, D = 6, 4, 24

@@ -14,10 +14,9 @@ from benchmarks.studies.laws import CopyTask, exact, laws
 from benchmarks.theory.laws import EnumerableLaw
 from tauflow import Masked, Mixture, Model, Uniform
 from tauflow.errors import SamplingError
-from tauflow.samplers import sampler_from
+from tauflow.samplers import learned, sampler_from
 from tauflow.samplers.independent import correlations, independent_ranks
 from tauflow.tasks.countdown import violations
-from tauflow.theory import influence
 
 D, V = 32, 8
 LAW = EnumerableLaw.random(num_tokens=3, length=4, spread=1.5)
@@ -178,23 +177,23 @@ def test_the_file_beside_a_checkpoint(tmp_path):
     """A byte for each pair, near enough; only with the weights it was learned from."""
     checkpoint = tmp_path / "best.ckpt"
     checkpoint.write_bytes(b"weights")
-    assert influence.read(checkpoint, D) is None
-    path = influence.save(checkpoint, near(D).fill_diagonal_(0))
+    assert learned.read_influence(checkpoint, D) is None
+    path = learned.save_influence(checkpoint, near(D).fill_diagonal_(0))
     assert path.name == "best.influence.json"
     assert path.stat().st_size < D * (D - 1) / 2 * 4 / 3 + 300
-    found = influence.read(checkpoint, D)
+    found = learned.read_influence(checkpoint, D)
     torch.testing.assert_close(found, near(D).fill_diagonal_(0), atol=0.004, rtol=0)
-    influence.save(checkpoint, found)
-    assert torch.equal(influence.read(checkpoint, D), found)
+    learned.save_influence(checkpoint, found)
+    assert torch.equal(learned.read_influence(checkpoint, D), found)
     with pytest.warns(UserWarning, match="doesn't contain the influence of 31 coordinates"):
-        assert influence.read(checkpoint, D - 1) is None
+        assert learned.read_influence(checkpoint, D - 1) is None
     path.write_text(json.dumps(json.loads(path.read_text()) | {"sha256": None, "pairs": "*"}))
     with pytest.warns(UserWarning, match="doesn't contain"):
-        assert influence.read(checkpoint, D) is None
-    influence.save(checkpoint, found)
+        assert learned.read_influence(checkpoint, D) is None
+    learned.save_influence(checkpoint, found)
     checkpoint.write_bytes(b"others")
     with pytest.warns(UserWarning, match="other weights"):
-        assert influence.read(checkpoint, D) is None
+        assert learned.read_influence(checkpoint, D) is None
 
 
 def test_sample_learns_influence_and_keeps_it(trained, tmp_path, capfd):

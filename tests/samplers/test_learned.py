@@ -18,8 +18,8 @@ from benchmarks.theory.laws import EnumerableLaw
 from tauflow import Model
 from tauflow.denoise import LearnedCounts
 from tauflow.errors import SamplingError
+from tauflow.samplers import learned
 from tauflow.samplers.reveal import Reveal, extrapolated
-from tauflow.theory import counts, orders
 
 # Rules
 
@@ -61,9 +61,9 @@ def splits(length: int, parts: int) -> list[list[int]]:
 @pytest.mark.parametrize("length", [1, 2, 7, 9])
 def test_the_best_counts_are_those_of_all_counts(length):
     costs = torch.rand(length, length, generator=torch.Generator().manual_seed(length)).double().triu(1)
-    found = counts.Shortest(costs)
+    found = learned.Shortest(costs)
     for budget, least in enumerate(found.sums, 1):
-        totals = {tuple(each): counts.forecast(costs, each) for each in splits(length, budget)}
+        totals = {tuple(each): learned.forecast(costs, each) for each in splits(length, budget)}
         assert totals[found.counts(budget)] == pytest.approx(min(totals.values()))
         assert least == pytest.approx(min(totals.values()), abs=1e-6)
 
@@ -72,7 +72,7 @@ def test_a_large_problem_takes_seconds():
     """D = 256, all budgets; the sums never rise with the budget where costs grow with the distance."""
     apart = torch.arange(256)[None] - torch.arange(256)[:, None]
     costs = apart.double().clamp(min=0)
-    found = counts.learned_from("spaced", [costs, costs])
+    found = learned.learned_from("spaced", [costs, costs])
     assert all(a >= b for a, b in itertools.pairwise(found.excess))
     assert found.excess[-1] == 0
     assert {sum(each) for each in found.counts} == {256}
@@ -84,9 +84,9 @@ def test_counts_are_forecast_by_sequences_that_did_not_choose_them():
     """Each half would reveal another token alone, which costs the other half 1 nat."""
     first, second = (torch.zeros(3, 3, dtype=torch.float64) for _ in range(2))
     first[0, 1], second[1, 2] = 1.0, 1.0  # of the counts (2, 1), of the counts (1, 2)
-    assert counts.Shortest(first).counts(2) == (1, 2)
-    assert counts.Shortest(second).counts(2) == (2, 1)
-    assert counts.learned_from("random", [first, second]).excess == (0.5, 1.0, 0.0)
+    assert learned.Shortest(first).counts(2) == (1, 2)
+    assert learned.Shortest(second).counts(2) == (2, 1)
+    assert learned.learned_from("random", [first, second]).excess == (0.5, 1.0, 0.0)
 
 
 # Weights of the extrapolation
@@ -97,16 +97,16 @@ def test_weights_pay_for_what_was_lost():
     the second 2; its tokens are told 3 + 3 nats by the first. A debt of 3 takes half of that."""
     costs = torch.zeros(4, 4, dtype=torch.float64)
     costs[0], costs[2, 3] = torch.tensor([0.0, 1, 3, 5]), 2.0
-    assert counts.weights_of(costs, (2, 2)) == (0.0, 0.5)
-    assert counts.weights_of(costs, (1, 1, 1, 1)) == (0.0,) * 4, "nothing is lost"
+    assert learned.weights_of(costs, (2, 2)) == (0.0, 0.5)
+    assert learned.weights_of(costs, (1, 1, 1, 1)) == (0.0,) * 4, "nothing is lost"
     costs[0] = torch.tensor([0.0, 9, 3, 5])
-    assert counts.weights_of(costs, (2, 2)) == (0.0, 1.0), "at most 1"
+    assert learned.weights_of(costs, (2, 2)) == (0.0, 1.0), "at most 1"
 
 
 def test_what_is_paid_is_no_longer_owed():
     """E[c, j] = (j - c) / 2: counts 2, 2, 2 lose 1/2 each; a step tells the next one 2 nats."""
     apart = torch.arange(6)[None] - torch.arange(6)[:, None]
-    weights = counts.weights_of(apart.double().clamp(min=0) / 2, (2, 2, 2))
+    weights = learned.weights_of(apart.double().clamp(min=0) / 2, (2, 2, 2))
     assert weights == (0.0, 0.5, 0.25)
 
 
@@ -152,8 +152,8 @@ def test_one_token_an_evaluation_is_not_extrapolated_with_a_prompt_either():
 def test_a_fixed_order_has_no_weights():
     """Along one order no rows have a lower divergence than the network's own; others have lost something."""
     costs = torch.arange(6.0)[None].double().expand(6, -1).triu(1)
-    assert set(itertools.chain(*counts.learned_from("learned", [costs, costs]).weights)) == {0.0}
-    assert max(map(max, counts.learned_from("spaced", [costs, costs]).weights)) > 0
+    assert set(itertools.chain(*learned.learned_from("learned", [costs, costs]).weights)) == {0.0}
+    assert max(map(max, learned.learned_from("spaced", [costs, costs]).weights)) > 0
 
 
 def test_a_token_that_was_cut_before_is_not_extrapolated():
@@ -193,16 +193,16 @@ def law_of(order: torch.Tensor, plan: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("plan", [plan for parts in range(1, 5) for plan in splits(4, parts)], ids=str)
 def test_the_forecast_is_the_divergence_of_the_samplers_law(plan):
     """For a fixed order, an exact denoiser and data in the proportions of its law: KL(data || sampler)."""
-    costs = counts.excess(EXACT, "learned", data=DATA)
+    costs = learned.excess(EXACT, "learned", data=DATA)
     exact = (LAW.probabilities * (LAW.probabilities / law_of(ORDER, plan)).log()).sum().item()
-    assert counts.forecast(costs, plan) == pytest.approx(exact, abs=1e-6)
+    assert learned.forecast(costs, plan) == pytest.approx(exact, abs=1e-6)
 
 
 def test_the_forecast_of_random_orders_is_their_mean():
     """20 times the data, each sequence in an order of its own: five standard errors of a mean below 0.5."""
     ranks = [torch.tensor(each) for each in itertools.permutations(range(4))]
     each = [(LAW.probabilities * (LAW.probabilities / law_of(order, [2, 2])).log()).sum() for order in ranks]
-    found = counts.forecast(counts.excess(EXACT, "random", data=DATA.repeat(20, 1)), [2, 2])
+    found = learned.forecast(learned.excess(EXACT, "random", data=DATA.repeat(20, 1)), [2, 2])
     assert found == pytest.approx(float(torch.stack(each).mean()), rel=5 * 0.5 / 40)
 
 
@@ -214,7 +214,7 @@ def test_orders_are_compared_without_sampling():
     law = EnumerableLaw(table.flatten(), 2, 4)
     data = law.sequences[law.probabilities > 0]
     good, bad = (
-        counts.learn_counts(
+        learned.learn_counts(
             dataclasses.replace(law.model(PROCESS), order=torch.tensor(ranks)), "learned", data=data
         )
         for ranks in ([0, 2, 1, 3], [0, 1, 2, 3])
@@ -302,8 +302,8 @@ def test_without_counts_for_its_order_a_sampler_is_refused(order):
 
 def test_on_a_grid_even_has_counts_of_its_own():
     model = Model(flat, mixture("masked", 3), (2, 4))
-    assert counts.learn_counts(model, "even", contexts=2).order == "even"
-    assert counts.learn_counts(dataclasses.replace(model, shape=(8,)), "even", contexts=2).order == "random"
+    assert learned.learn_counts(model, "even", contexts=2).order == "even"
+    assert learned.learn_counts(dataclasses.replace(model, shape=(8,)), "even", contexts=2).order == "random"
 
 
 @pytest.mark.parametrize(
@@ -428,11 +428,11 @@ def test_weights_of_other_sets_are_refused():
 def test_counts_lie_beside_their_checkpoint(tmp_path):
     checkpoint = tmp_path / "best.ckpt"
     checkpoint.write_bytes(b"weights")
-    assert counts.read(checkpoint, 16) == ()
+    assert learned.read_counts(checkpoint, 16) == ()
     both = (LEARNED, dataclasses.replace(LEARNED, order="random"))
-    path = counts.save(checkpoint, both)
+    path = learned.save_counts(checkpoint, both)
     assert path == tmp_path / "best.counts.json"
-    assert counts.read(checkpoint, 16) == both
+    assert learned.read_counts(checkpoint, 16) == both
     saved = json.loads(path.read_text())
     del saved["sha256"]  # as in files of version 0.2
     others = [{"counts": [[16], [3, 14]]}, {"counts": 3}, {"counts": [[16], "ab"]}, {"excess": [1.0]}]
@@ -445,13 +445,13 @@ def test_counts_lie_beside_their_checkpoint(tmp_path):
         path.write_text(text)
         message = r"doesn't contain counts for 16 coordinates .*, so it isn't used\. Learn it again"
         with pytest.warns(UserWarning, match=message):
-            assert counts.read(checkpoint, 16) == ()
-    counts.save(checkpoint, both)
+            assert learned.read_counts(checkpoint, 16) == ()
+    learned.save_counts(checkpoint, both)
     with pytest.warns(UserWarning, match="counts for 5 coordinates"):
-        assert counts.read(checkpoint, 5) == ()
+        assert learned.read_counts(checkpoint, 5) == ()
     checkpoint.write_bytes(b"trained further")
     with pytest.warns(UserWarning, match=r"was learned from other weights than .*best\.ckpt has now"):
-        assert counts.read(checkpoint, 16) == ()
+        assert learned.read_counts(checkpoint, 16) == ()
 
 
 def test_sample_learns_counts_and_keeps_them(trained, tmp_path, capfd):
@@ -470,7 +470,7 @@ def test_sample_learns_counts_and_keeps_them(trained, tmp_path, capfd):
     code, _ = sample_here(checkpoint, capfd, "--learn_order", *words)
     kept = [each.order for each in tauflow.load(checkpoint).model.counts]
     assert kept == ["spaced", "random"], "that order is gone"
-    assert orders.path_of(checkpoint).exists()
+    assert learned.order_path(checkpoint).exists()
 
 
 SPECS = "spaced,spaced(counts=learned),spaced_even,fhs,spaced_learned"
@@ -495,9 +495,9 @@ def test_the_study_says_how_many_evaluations_are_needed(trained, tmp_path, capsy
     model, task = (found := tauflow.load(trained / "best.ckpt")).model, found.task
     task.setup("validate")
     data = torch.stack([task.val_data[number]["tokens"] for number in range(4)])
-    first, second = (counts.excess(model, "spaced", half) for half in data.chunk(2))
-    plans = [counts.Shortest(other).counts(4) for other in (second, first)]
-    wanted = (counts.forecast(first, plans[0]) + counts.forecast(second, plans[1])) / 2
+    first, second = (learned.excess(model, "spaced", half) for half in data.chunk(2))
+    plans = [learned.Shortest(other).counts(4) for other in (second, first)]
+    wanted = (learned.forecast(first, plans[0]) + learned.forecast(second, plans[1])) / 2
     assert four == pytest.approx(wanted, rel=0.01), "counts of one half are forecast on the other"
     assert needed == sorted(needed)
     assert needed[-1] <= 16

@@ -18,8 +18,8 @@ from benchmarks.theory.propagator import PROPAGATED, Propagator
 from tauflow import Model
 from tauflow.errors import SamplingError
 from tauflow.samplers import SAMPLERS, sampler_from
-from tauflow.samplers.draws import categorical
 from tauflow.samplers.likelihood import no_likelihood
+from tauflow.samplers.random import categorical
 from tauflow.samplers.tweedie import Tweedie
 
 PROCESS = mixture("masked", 3, "quadratic")

@@ -313,8 +313,8 @@ def test_a_sampler_by_its_module(own, monkeypatch):
         ("{file}:Twice(mood=sad)", "mood must be one of calm, wild, got 'sad'"),
         ("{file}:NeedsValue", "cannot make the sampler .*NeedsValue: .*argument: 'k'; options need defaults"),
         (
-            "tauflow.samplers.base.Sampler",
-            "cannot make the sampler tauflow.samplers.base.Sampler: .*abstract",
+            "tauflow.samplers.sampler.Sampler",
+            "cannot make the sampler tauflow.samplers.sampler.Sampler: .*abstract",
         ),
         ("{file}:Nothing", "Nothing is not a Sampler"),
         ("{file}:Missing", "cannot import .*:Missing: .* has no class Missing"),

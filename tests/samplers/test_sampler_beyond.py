@@ -21,14 +21,13 @@ from benchmarks.theory.propagator import Propagator, slope
 from tauflow import Masked, Mixture, Model, Uniform, schedule_from
 from tauflow.denoise import CallableDenoiser
 from tauflow.errors import SamplingError
-from tauflow.samplers import SAMPLERS, Problem, State, Visit
+from tauflow.samplers import SAMPLERS, Problem, State, Visit, learned
 from tauflow.samplers.bridge import Bridge
-from tauflow.samplers.draws import toss
 from tauflow.samplers.geometry import RASTER, farthest_ranks, hilbert, shifted, spaced_ranks, walk_of
 from tauflow.samplers.leaping import Rule, Term, leap
+from tauflow.samplers.random import toss
 from tauflow.samplers.reveal import Reveal
 from tauflow.tasks.countdown import posterior, violations
-from tauflow.theory import orders
 
 STRONG = EnumerableLaw.random(num_tokens=2, length=4, spread=1.5)
 RANKS = torch.tensor([2, 0, 3, 1])
@@ -342,7 +341,7 @@ SHUFFLED = Model(shuffled, mixture("masked", 6), (32,))
 
 
 def test_an_order_is_learned_where_positions_say_nothing():
-    matrix = orders.dependence(SHUFFLED, contexts=16)
+    matrix = learned.dependence(SHUFFLED, contexts=16)
     torch.testing.assert_close(matrix, matrix.T)
     apart = (SHUFFLE[:, None] - SHUFFLE).abs()
     assert matrix[apart == 1].mean() > 3 * matrix[apart > 6].mean(), (
@@ -365,7 +364,7 @@ def test_an_order_is_learned_where_positions_say_nothing():
 
 def test_given_data_are_the_contexts():
     data = tauflow.sample(SHUFFLED, "fhs", 32, count=8).tokens
-    matrix = orders.dependence(SHUFFLED, data=data)
+    matrix = learned.dependence(SHUFFLED, data=data)
     apart = (SHUFFLE[:, None] - SHUFFLE).abs()
     assert matrix[apart == 1].mean() > 3 * matrix[apart > 6].mean()
 
@@ -373,17 +372,17 @@ def test_given_data_are_the_contexts():
 def test_greedy_takes_what_depends_least():
     """Two groups of coordinates that depend on each other only inside: they alternate."""
     matrix = torch.block_diag(torch.ones(4, 4), torch.ones(4, 4)).double().fill_diagonal_(0)
-    groups = (orders.greedy(matrix).argsort() >= 4).tolist()
+    groups = (learned.greedy(matrix).argsort() >= 4).tolist()
     assert all(a != b for a, b in itertools.pairwise(groups))
 
 
 def test_an_order_lies_beside_its_checkpoint(tmp_path):
     checkpoint = tmp_path / "best.ckpt"
     checkpoint.write_bytes(b"weights")
-    assert orders.read(checkpoint, 4) is None
-    path = orders.save(checkpoint, RANKS)
+    assert learned.read_order(checkpoint, 4) is None
+    path = learned.save_order(checkpoint, RANKS)
     assert path == tmp_path / "best.order.json"
-    assert torch.equal(orders.read(checkpoint, 4), RANKS)
+    assert torch.equal(learned.read_order(checkpoint, 4), RANKS)
     saved = json.loads(path.read_text())
     del saved["sha256"]  # as in files of version 0.2
     others = [saved | {"ranks": ranks} for ranks in ([0, 1, 2, 2], 3, [0, "1", 2, 3])]
@@ -391,22 +390,22 @@ def test_an_order_lies_beside_its_checkpoint(tmp_path):
         path.write_text(text)
         message = r"doesn't contain an order of 4 coordinates .*, so it isn't used\. Learn it again"
         with pytest.warns(UserWarning, match=message):
-            assert orders.read(checkpoint, 4) is None
-    orders.save(checkpoint, RANKS)
+            assert learned.read_order(checkpoint, 4) is None
+    learned.save_order(checkpoint, RANKS)
     with pytest.warns(UserWarning, match="an order of 5 coordinates"):
-        assert orders.read(checkpoint, 5) is None
+        assert learned.read_order(checkpoint, 5) is None
     checkpoint.write_bytes(b"trained further")
     for length in (4, 5):
         message = r"was learned from other weights than .*best\.ckpt has now, so it isn't used"
         with pytest.warns(UserWarning, match=message):
-            assert orders.read(checkpoint, length) is None
+            assert learned.read_order(checkpoint, length) is None
 
 
 def test_a_loaded_model_has_its_order(trained, tmp_path):
     checkpoint = tmp_path / "best.ckpt"
     checkpoint.write_bytes((trained / "best.ckpt").read_bytes())
     assert tauflow.load(checkpoint).model.order is None
-    orders.save(checkpoint, torch.arange(16).flip(0))
+    learned.save_order(checkpoint, torch.arange(16).flip(0))
     model = tauflow.load(checkpoint).model
     assert torch.equal(model.order, torch.arange(16).flip(0))
     assert model.shape == (16,)

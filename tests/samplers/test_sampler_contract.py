@@ -18,8 +18,8 @@ from torch import nn
 import tauflow
 from tauflow import Marginal, Masked, Mixture, Model, Uniform
 from tauflow.denoise import CallableDenoiser, SplitDenoiser
-from tauflow.devices import precise
 from tauflow.errors import BadLogits, SamplingError
+from tauflow.numerics import precise
 from tauflow.samplers import SAMPLERS, sampler_from
 from tauflow.samplers.leaping import Leaping, LeapingOptions
 from tauflow.samplers.remask import Remask

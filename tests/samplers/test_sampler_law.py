@@ -28,8 +28,8 @@ from benchmarks.theory.propagator import PROPAGATED, Propagator
 from tauflow import Masked, Mixture, Model
 from tauflow.denoise import CallableDenoiser
 from tauflow.samplers import SAMPLERS, Visit, sampler_from
-from tauflow.samplers.draws import categorical
 from tauflow.samplers.leaping import Clamp, LeapingOptions, Rule, Term, intensities, leap
+from tauflow.samplers.random import categorical
 from tauflow.tasks.countdown import posterior, violations
 
 V, D = 3, 2

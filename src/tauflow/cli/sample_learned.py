@@ -29,39 +29,39 @@ def with_learned(trained: "Trained", path: Path, arguments: argparse.Namespace) 
 
 def _with_order(trained: "Trained", path: Path) -> "Trained":
     """Learn an order, seconds on a small model, and keep it as a file beside the checkpoint."""
-    from tauflow.theory import counts, orders
+    from tauflow.samplers import learned
 
     print("learning an order from how coordinates depend on each other ...", flush=True)
-    order = orders.learn_order(trained.model)
-    print(f"order       {orders.save(path, order)}", flush=True)
+    order = learned.learn_order(trained.model)
+    print(f"order       {learned.save_order(path, order)}", flush=True)
     others = tuple(each for each in trained.model.counts if each.order != "learned")
     if others != trained.model.counts:  # those along the order before
-        counts.save(path, others)
+        learned.save_counts(path, others)
     model = dataclasses.replace(trained.model, order=order, counts=others)
     return dataclasses.replace(trained, model=model)
 
 
 def _with_counts(trained: "Trained", path: Path, order: str) -> "Trained":
     """Learn counts along an order, or along all, and keep them, with those of others, as a file."""
-    from tauflow.theory import counts
+    from tauflow.samplers import learned
 
     model = trained.model
-    for each in counts.orders_of(model) if order == "all" else [order]:
-        counts.refuse_order(model, each)
+    for each in learned.orders_of(model) if order == "all" else [order]:
+        learned.check_order(model, each)
         print(f"learning how many coordinates to reveal along the order {each} ...", flush=True)
-        learned = counts.learn_counts(model, cast(Any, each))
-        others = [other for other in model.counts if other.order != learned.order]
-        model = dataclasses.replace(model, counts=(*others, learned))
-        counts.save(path, model.counts)
-    print(f"counts      {counts.path_of(path)}", flush=True)
+        found = learned.learn_counts(model, cast(Any, each))
+        others = [other for other in model.counts if other.order != found.order]
+        model = dataclasses.replace(model, counts=(*others, found))
+        learned.save_counts(path, model.counts)
+    print(f"counts      {learned.counts_path(path)}", flush=True)
     return dataclasses.replace(trained, model=model)
 
 
 def _with_influence(trained: "Trained", path: Path) -> "Trained":
     """Learn the influence of coordinates on each other, and keep it as a file beside the checkpoint."""
-    from tauflow.theory import influence
+    from tauflow.samplers import learned
 
     print("learning how much coordinates influence each other ...", flush=True)
-    learned = influence.learn_influence(trained.model)
-    print(f"influence   {influence.save(path, learned)}", flush=True)
-    return dataclasses.replace(trained, model=dataclasses.replace(trained.model, influence=learned))
+    found = learned.learn_influence(trained.model)
+    print(f"influence   {learned.save_influence(path, found)}", flush=True)
+    return dataclasses.replace(trained, model=dataclasses.replace(trained.model, influence=found))

@@ -56,14 +56,12 @@ class Context:
 #
 # Shapes: B sequences, D coordinates, V data tokens, R rows. A row is named by its place in the flattened (B *
 # D,). An Evaluation is one NFE. For a network that is split into hidden() and head() it holds hidden states
-# and
-# applies the head only to the rows that are read; for any other callable it holds the logits. Rows are
-# float32,
-# or float64 where the logits are.
+# and applies the head only to the rows that are read; for any other callable it holds the logits. Rows are
+# float32, or float64 where the logits are.
 #
 # A network may write its next answer over the last one (CUDA graphs, `torch.compile(mode="reduce-
-# overhead")`),
-# so an Evaluation is good until the denoiser is evaluated again; `kept` gives one that is good beyond that.
+# overhead")`), so an Evaluation is good until the denoiser is evaluated again; `kept` gives one that is good
+# beyond that.
 
 
 HALF = (torch.float16, torch.bfloat16)
@@ -488,9 +486,8 @@ def now() -> float:
 # RememberingDenoiser: evaluations of one run, each of which is given what the one before it left.
 #
 # That is self-conditioning: a network that says `remembers` reads what it answered last. A network of a
-# guided
-# denoiser, and a part of a batch, has a memory of its own, and what it remembers is its own answer: neither
-# guided nor tempered nor restricted to allowed tokens.
+# guided denoiser, and a part of a batch, has a memory of its own, and what it remembers is its own answer:
+# neither guided nor tempered nor restricted to allowed tokens.
 
 
 class RememberingDenoiser(Wrapper):
@@ -627,8 +624,7 @@ class BatchedEvaluation(Evaluation):
 # Networks and callables as denoisers.
 #
 # Shapes: B sequences, D coordinates, V data tokens, C columns of the condition, W width. A network or
-# callable
-# says by attributes what it takes besides states x (B, D) and times t (B,), and gets only that:
+# callable says by attributes what it takes besides states x (B, D) and times t (B,), and gets only that:
 #
 #     conditions = (10, 3)   a condition (B, C) of so many values in each column, third
 #     attends = True         attention=, true (B, D) where a coordinate is read and not padding; None: all are

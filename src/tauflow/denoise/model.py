@@ -23,8 +23,8 @@ from tauflow.denoise.processors import (
     checked_attention,
     tempered,
 )
-from tauflow.devices import precise
 from tauflow.errors import SamplingError
+from tauflow.numerics import precise
 from tauflow.process import Metric, Mixture, Process, Schedule, Uniform, schedule_from
 
 

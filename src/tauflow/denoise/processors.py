@@ -36,8 +36,8 @@ from tauflow.denoise.denoiser import (
     single,
     take,
 )
-from tauflow.devices import precise
 from tauflow.errors import SamplingError
+from tauflow.numerics import precise
 from tauflow.process import Mixture, Process
 
 SMALLEST = 1e-12  # 1 - kappa
@@ -169,10 +169,9 @@ def cut(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
 # that a posterior row is the network's own, conditioned on the allowed tokens. The noise stays that of the
 # training: a state may hold any token of the source, and only what is drawn from a posterior is restricted.
 # That is the process of the data whose coordinates are each conditioned so, whatever the source is: given
-# x_1,
-# noise does not depend on what x_1 was allowed to be. So the law of samples is exact where coordinates are
-# independent; else each token is conditioned on its own set and on the tokens before it, not on the sets of
-# those to come.
+# x_1, noise does not depend on what x_1 was allowed to be. So the law of samples is exact where coordinates
+# are independent; else each token is conditioned on its own set and on the tokens before it, not on the sets
+# of those to come.
 #
 # Shapes: B sequences, D coordinates, V data tokens, R rows, K sets of tokens.
 

@@ -56,10 +56,10 @@ from tauflow.samplers import (
     sampler_from,
     split_specs,
 )
-from tauflow.samplers.base import require
+from tauflow.samplers.sampler import require
 from tauflow.samplers.likelihood import no_likelihood
 from tauflow.samplers.run import checked_condition, checked_prompt, checked_seed, unprompted, whole
-from tauflow.seeds import generator_for
+from tauflow.numerics import generator_for
 from tauflow.tasks import SampleMetric, Task
 from tauflow.tasks.base import Item, items_of
 from tauflow.train import Trained

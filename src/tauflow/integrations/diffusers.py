@@ -14,9 +14,9 @@ from torch import Tensor
 from tauflow.denoise import Model
 from tauflow.errors import SamplingError, SettingsError
 from tauflow.process import Mixture, Uniform
-from tauflow.samplers.base import Sampler
 from tauflow.samplers.registry import registered_sampler
 from tauflow.samplers.run import Driven, whole
+from tauflow.samplers.sampler import Sampler
 from tauflow.untrusted import read_json
 
 try:

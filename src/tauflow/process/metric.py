@@ -12,8 +12,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tauflow.devices import precise
 from tauflow.errors import SamplingError, SettingsError
+from tauflow.numerics import precise
 from tauflow.process.process import FACTS, Noise, Process
 from tauflow.process.schedules import Schedule, schedule_from
 from tauflow.process.sources import Codebook
@@ -138,8 +138,7 @@ def _at_quantile(law: Tensor, coins: Tensor) -> Tensor:
 # The chain of a coordinate on the metric path towards a known x_1: its law, and draws of it.
 #
 # From z it jumps to s with the rate p(s) max(0, d(z, x_1) - d(s, x_1)) per unit of beta, where p is the law
-# of
-# x_1 at beta: it only ever comes closer. Shapes: V codes, R rows.
+# of x_1 at beta: it only ever comes closer. Shapes: V codes, R rows.
 
 
 EXACT = 1e-10  # largest change of a probability when the steps of a chain are halved

@@ -14,8 +14,8 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from tauflow.devices import precise
 from tauflow.errors import SettingsError
+from tauflow.numerics import precise
 from tauflow.process.schedules import Schedule, schedule_from
 from tauflow.process.sources import Codebook, Source
 

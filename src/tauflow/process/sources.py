@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tauflow.devices import precise
 from tauflow.errors import SettingsError
 from tauflow.imports import import_object
+from tauflow.numerics import precise
 
 if TYPE_CHECKING:
     from tauflow.process.process import Process

@@ -17,7 +17,7 @@ first degree in that change makes the law second order; the power also has parts
 a small error of first order. Coordinates are candidates with probability rho and only their rows are read; a
 candidate that draws its own token stays.
 
-Coins are `independent`, with gain g = 1, or `systematic` (draws.py::toss): neighbours rarely move together
+Coins are `independent`, with gain g = 1, or `systematic` (random.py: toss): neighbours rarely move together
 then, and a pair that cannot move together needs no correction, so g = 1 / (1 + kappa_n)^2, and 1 in the last
 step, where all move. The systematic coins choose candidates, before any row is read.
 """
@@ -29,13 +29,13 @@ import torch
 from torch import Tensor
 
 from tauflow.denoise import Model
-from tauflow.devices import precise
+from tauflow.numerics import precise
 from tauflow.process import Process
-from tauflow.samplers.base import Problem, Sampler, State, StepInfo, Visit, option, require
-from tauflow.samplers.draws import CoinName, chunks, toss
 from tauflow.samplers.grids import Grid, make_grid, refuse_too_long
+from tauflow.samplers.random import CoinName, chunks, toss
 from tauflow.samplers.remask import made_up, taken_back, tossed_back
 from tauflow.samplers.reveal import CAP, TINY
+from tauflow.samplers.sampler import Problem, Sampler, State, StepInfo, Visit, option, require
 from tauflow.samplers.tweedie import mixture, needs_noise
 
 
@@ -124,8 +124,7 @@ class Bridge(Sampler[Grid, State]):
 #
 # A trained denoiser draws wrong tokens now and then, and a wrong token that does not move again misleads all
 # later steps. So a step from kappa_n to kappa_{n+1} takes tokens back with probability sigma, and draws as
-# many
-# more. With pi the law of the source and q the extrapolated row of `bridge` (bridge.py),
+# many more. With pi the law of the source and q the extrapolated row of `bridge` (bridge.py),
 #
 #     P(y) = sigma pi(y) + r q(y) + (1 - sigma - r) 1{y = x}
 #     sigma = min(eta (kappa_{n+1} - kappa_n) / kappa_n, 1 - kappa_{n+1})    0 in the first `begin` of the
@@ -138,7 +137,7 @@ class Bridge(Sampler[Grid, State]):
 # path.
 #
 # The steps are at kappa_n = 1 - (1 - u^(7/4))^(5/2), u = n / N, dense at both ends. Coins are systematic
-# (draws.py::toss): what becomes noise lies evenly apart, so that the next evaluation sees a token of data on
+# (random.py: toss): what becomes noise lies evenly apart, so that the next evaluation sees a token of data on
 # either side of it. The gain of the extrapolation is g = 3/4 (sigma + r), sigma + r the share of the
 # coordinates that move: it makes up for what moves together.
 #

@@ -31,9 +31,9 @@ from torch import Tensor
 
 from tauflow.denoise import Model
 from tauflow.process import Process
-from tauflow.samplers.base import Problem, Sampler, State, StepInfo, Visit, option, require
-from tauflow.samplers.draws import chunks, places_of, uniforms
+from tauflow.samplers.random import chunks, places_of, uniforms
 from tauflow.samplers.reveal import CPU, RevealPlan, needs_masks
+from tauflow.samplers.sampler import Problem, Sampler, State, StepInfo, Visit, option, require
 
 ScoreName = Literal["confidence", "margin", "entropy"]
 RuleName = Literal["equal", "threshold", "factor", "bound", "stable"]

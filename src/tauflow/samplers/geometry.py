@@ -85,15 +85,13 @@ def hilbert(grid: Sequence[int]) -> Tensor:
 # Orders in which neighbours come far apart: coordinates of near ranks lie far from each other.
 #
 # Rank 0 is revealed first. A sequence is ranked by the reversed bits of its positions (van der Corput). In
-# two
-# dimensions the rank is Bayer's dither matrix: the reversed bits of row xor column, interleaved with those of
-# the row, so that the first half of the ranks is a checkerboard, the first quarter every second cell of every
-# second row, and so on. A size that is no power of two is 2^a m, m odd: a bits are those of the position, the
-# others those of its share of m in binary.
+# two dimensions the rank is Bayer's dither matrix: the reversed bits of row xor column, interleaved with
+# those of the row, so that the first half of the ranks is a checkerboard, the first quarter every second cell
+# of every second row, and so on. A size that is no power of two is 2^a m, m odd: a bits are those of the
+# position, the others those of its share of m in binary.
 #
 # The other order of a grid is greedy: next comes the cell that is farthest from all that came before it,
-# round
-# the edges of the grid. It is as even at sizes that are no powers of two.
+# round the edges of the grid. It is as even at sizes that are no powers of two.
 #
 # Shapes: B sequences, D coordinates, A axes.
 

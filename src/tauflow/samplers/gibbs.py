@@ -25,12 +25,12 @@ from torch import Tensor
 
 from tauflow.denoise import Model
 from tauflow.denoise.processors import leave_one_out
-from tauflow.devices import precise
+from tauflow.numerics import precise
 from tauflow.process import Process
-from tauflow.samplers.base import Problem, Sampler, State, StepInfo, Visit, fixed, option, require
 from tauflow.samplers.bridge import Bridge
-from tauflow.samplers.draws import CoinName, chunks, places_of, toss, uniforms
 from tauflow.samplers.grids import Grid
+from tauflow.samplers.random import CoinName, chunks, places_of, toss, uniforms
+from tauflow.samplers.sampler import Problem, Sampler, State, StepInfo, Visit, fixed, option, require
 from tauflow.samplers.tweedie import mixture, needs_noise
 
 

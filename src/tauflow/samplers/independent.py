@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from tauflow.denoise import Model
-from tauflow.samplers.base import Problem, fixed, require
 from tauflow.samplers.reveal import OrderName, Reveal, RevealPlan, RevealState
+from tauflow.samplers.sampler import Problem, fixed, require
 
 LEAST = 1e-3  # of a variance, and of an eigenvalue of the correlations
 GRAIN = (

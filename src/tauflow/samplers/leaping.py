@@ -25,13 +25,23 @@ import torch
 from torch import Generator, Tensor
 
 from tauflow.denoise.denoiser import take
-from tauflow.devices import precise
 from tauflow.errors import SamplingError
+from tauflow.numerics import precise
 from tauflow.process import Process
-from tauflow.samplers.base import FinishName, Problem, Sampler, State, StepInfo, Visit, fixed, option, require
-from tauflow.samplers.draws import DRAWN, CoinName, Drawing, chunks, toss, uniforms
 from tauflow.samplers.geometry import RASTER
 from tauflow.samplers.grids import Grid, GridName, make_grid, refuse_too_long
+from tauflow.samplers.random import DRAWN, CoinName, Drawing, chunks, toss, uniforms
+from tauflow.samplers.sampler import (
+    FinishName,
+    Problem,
+    Sampler,
+    State,
+    StepInfo,
+    Visit,
+    fixed,
+    option,
+    require,
+)
 
 JumpName = Literal["exponential", "one_event"]
 MOST_EVENTS = 2**40  # in a chunk of rows
@@ -208,8 +218,8 @@ def intensities(
 
 # The leaping samplers of the paper: grid x coefficients x jump rule.
 #
-# Eqs. euler_approx, lite_ab2, exact_ab2, clamping. With h = t_{n+1} - t_n, dtau = tau_{n+1} - tau_n,
-# lam = d tau / dt and r the ratio of this step to the one before:
+# Eqs. euler_approx, lite_ab2, exact_ab2, clamping. With h = t_{n+1} - t_n, dtau = tau_{n+1} - tau_n, lam = d
+# tau / dt and r the ratio of this step to the one before:
 #
 #     euler          h lam(t_n) p_n
 #     tr             dtau p_n

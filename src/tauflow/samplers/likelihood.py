@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from tauflow.denoise import Model
-from tauflow.devices import precise
 from tauflow.errors import SamplingError
-from tauflow.samplers.base import Sampler, require
-from tauflow.samplers.draws import Drawing
+from tauflow.numerics import precise
+from tauflow.samplers.random import Drawing
 from tauflow.samplers.registry import sampler_from
 from tauflow.samplers.run import Request, check_model, checked_condition, run, seeded, whole
+from tauflow.samplers.sampler import Sampler, require
 
 ROUNDING = 1e-6  # probability of staying below which it is 0 but for rounding
 

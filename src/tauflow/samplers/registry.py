@@ -15,7 +15,6 @@ from torch import Tensor
 from tauflow.denoise import LearnedCounts, Model
 from tauflow.errors import SamplingError, shorten
 from tauflow.imports import import_object
-from tauflow.samplers.base import Problem, Sampler, StepInfo, fixed, require
 from tauflow.samplers.bridge import Bridge, Renoise
 from tauflow.samplers.confident import Confident
 from tauflow.samplers.geometry import is_lattice
@@ -33,6 +32,7 @@ from tauflow.samplers.reveal import (
     needs_masks,
     order_of_counts,
 )
+from tauflow.samplers.sampler import Problem, Sampler, StepInfo, fixed, require
 from tauflow.samplers.theta import Theta
 from tauflow.samplers.tweedie import Fudoki, Hazard, Tweedie, TweedieD3PM
 
@@ -169,9 +169,9 @@ SETS: dict[str, list[str]] = {
 
 # Specs: a sampler as text, `tr_cie(grid=tau, coins=systematic)`, and back.
 #
-# A spec is a name with options. The name is one of SAMPLERS or ALIASES, `auto` (the recommended sampler),
-# or a Sampler of your own as `package.module.Class` or `path/to/file.py:Class`. Options, their types and
-# choices are the fields of the dataclass; nothing about them is written anywhere else.
+# A spec is a name with options. The name is one of SAMPLERS or ALIASES, `auto` (the recommended sampler), or
+# a Sampler of your own as `package.module.Class` or `path/to/file.py:Class`. Options, their types and choices
+# are the fields of the dataclass; nothing about them is written anywhere else.
 
 
 OWN = "; one of your own is path/to/file.py:Class"

@@ -25,7 +25,7 @@ at that value meanwhile: t rises evenly to it before, and from it to 1 afterward
 The law is kept as far as few coordinates that depend on each other are drawn in one step. `forward` takes
 back as much as the steps are long, and converges as `tweedie` does. A fixed eta takes back as many in every
 step, however short the steps are: the error of that goes away slowly from masks, as sigma does towards the
-end of the path, and stays from noise and where kappa is held. Systematic coins (draws.py::toss) choose what
+end of the path, and stays from noise and where kappa is held. Systematic coins (random.py: toss) choose what
 is taken back, and what is drawn, evenly apart: each coordinate with the same probability, but neighbours
 rarely together.
 
@@ -41,9 +41,9 @@ from torch import Tensor
 
 from tauflow.denoise import Model
 from tauflow.process import Mixture, Process
-from tauflow.samplers.base import Problem, Sampler, State, StepInfo, fixed, option, require
-from tauflow.samplers.draws import CoinName, draw, places_of, toss
 from tauflow.samplers.grids import Grid, make_grid, refuse_too_long
+from tauflow.samplers.random import CoinName, draw, places_of, toss
+from tauflow.samplers.sampler import Problem, Sampler, State, StepInfo, fixed, option, require
 
 BackName = Literal["cap", "rescale", "forward", "psi"]
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from tauflow.denoise import Evaluation, LearnedCounts, Model
 from tauflow.errors import SamplingError
 from tauflow.process import Process
-from tauflow.samplers.base import Problem, Sampler, State, StepInfo, Visit, option, require
-from tauflow.samplers.draws import chunks, places_of, uniforms
 from tauflow.samplers.geometry import farthest_ranks, is_grid, shifted, spaced_ranks
+from tauflow.samplers.random import chunks, places_of, uniforms
+from tauflow.samplers.sampler import Problem, Sampler, State, StepInfo, Visit, option, require
 
 ExtrapolationName = Literal["pairs", "hitting", "learned"]
 CAP = 10.0  # of the ratio of two rows
@@ -213,7 +213,7 @@ def no_weights(order: OrderName, model: Model) -> str:
 #                         t_n that of the first one of the step, which is not extrapolated: the evaluation
 #                         belongs to it (HO-FHS of Zheng et al. 2025)
 #               learned   p_n min(p_n / p_{n-1}, 10)^w_n, which needs no clamp, w_n learned with the counts:
-#                         by how much the dependence that is lost is made up for (theory/counts.py)
+#                         by how much the dependence that is lost is made up for (learned.py)
 #
 # Without drawn hitting times t is their mean, kappa = k / (F + 1) after k reveals. Order and counts, except
 # `entropy`, never look at tokens or rows. With k_n = 1 throughout (N = F) each token is drawn from its

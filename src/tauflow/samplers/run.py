@@ -21,7 +21,9 @@ from tauflow.denoise import (
 from tauflow.denoise.denoiser import Context, Wrapper
 from tauflow.errors import BadLogits, SamplingError
 from tauflow.process import Process
-from tauflow.samplers.base import (
+from tauflow.samplers.random import DRAWN, Drawing, draw
+from tauflow.samplers.registry import sampler_from
+from tauflow.samplers.sampler import (
     FinishName,
     Info,
     Observer,
@@ -32,8 +34,6 @@ from tauflow.samplers.base import (
     StepInfo,
     require,
 )
-from tauflow.samplers.draws import DRAWN, Drawing, draw
-from tauflow.samplers.registry import sampler_from
 
 
 @dataclass(frozen=True)
@@ -377,9 +377,8 @@ def unprompted(model: Model, prompt: Prompt) -> Model:
 #
 # `run` asks the network whenever a step wants an evaluation. Here the step is broken off instead, and made
 # again from its start, with the same random numbers, when the logits have come. So every sampler can be
-# driven,
-# those that evaluate twice a step included, and its samples are those of `run`. What is made again is what a
-# step does before its evaluation, which is little.
+# driven, those that evaluate twice a step included, and its samples are those of `run`. What is made again is
+# what a step does before its evaluation, which is little.
 
 
 class Wanted(Exception):

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tauflow.samplers.base import Problem, State, StepInfo, fixed, option, require
-from tauflow.samplers.draws import DRAWN
 from tauflow.samplers.grids import Grid
 from tauflow.samplers.leaping import LeapingOptions, Term, leap
+from tauflow.samplers.random import DRAWN
+from tauflow.samplers.sampler import Problem, State, StepInfo, fixed, option, require
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from tauflow.denoise import Model
-from tauflow.devices import precise
+from tauflow.numerics import precise
 from tauflow.process import Mixture
-from tauflow.samplers.base import Problem, State, StepInfo, Visit
-from tauflow.samplers.draws import chunks, draw, places_of, uniforms
 from tauflow.samplers.grids import Grid
 from tauflow.samplers.leaping import GridSampler
+from tauflow.samplers.random import chunks, draw, places_of, uniforms
+from tauflow.samplers.sampler import Problem, State, StepInfo, Visit
 
 
 @dataclass(frozen=True)
@@ -100,17 +100,15 @@ def mixture(problem: Problem) -> Mixture:
 # Hazard: stratified hazard sampling (Jang et al. 2026), a baseline. Jumps come when hazard has added up.
 #
 # With q the kernel of `tweedie_d3pm` (from masks `tweedie`), a coordinate adds up its probabilities of
-# leaving,
-# S <- S + 1 - q(x), and jumps when S passes theta + k, k = 0, 1, ...; theta is uniform, and drawn once. Where
-# to is drawn from q without the own token. So the number of jumps varies by less than one about its mean.
+# leaving, S <- S + 1 - q(x), and jumps when S passes theta + k, k = 0, 1, ...; theta is uniform, and drawn
+# once. Where to is drawn from q without the own token. So the number of jumps varies by less than one about
+# its mean.
 #
 # From noise it does not keep the law, however many evaluations there are, even at D = 1. Whether a coordinate
 # jumps depends on when it last did, not only on the state, so a token that has waited is more often noise
-# than
-# the denoiser takes it for. Systematic coins (draws.py::toss) stratify over coordinates, with new numbers in
-# every step, and keep each coordinate's law. From masks it is a reveal in random order that is done before
-# the
-# path ends.
+# than the denoiser takes it for. Systematic coins (random.py: toss) stratify over coordinates, with new
+# numbers in every step, and keep each coordinate's law. From masks it is a reveal in random order that is
+# done before the path ends.
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from torchmetrics import MetricCollection
 
 from tauflow.denoise.model import ChannelsName, checked_channels
 from tauflow.errors import SettingsError
+from tauflow.numerics import seed_of
 from tauflow.samplers import Prompt
-from tauflow.seeds import seed_of
 
 Item = dict[str, Tensor]  # {"tokens": (D,) or the shape of a sample, "condition"?: (C,)}
 ENDLESS = 2**62  # length of data that never ends

@@ -16,9 +16,9 @@ from torch.utils.data import Dataset
 from torchmetrics import Metric, MetricCollection
 
 from tauflow.errors import SettingsError
+from tauflow.numerics import seed_of
 from tauflow.process import Process
 from tauflow.samplers import Prompt
-from tauflow.seeds import seed_of
 from tauflow.tasks.base import ENDLESS, Item, Task
 from tauflow.tasks.metrics import ConditionalSampleMean, SampleMean, UnigramTotalVariation, joined
 

@@ -15,8 +15,8 @@ from tauflow.denoise import DROPPED
 from tauflow.denoise.denoiser import single
 from tauflow.errors import SettingsError
 from tauflow.networks import Network
+from tauflow.numerics import generator_for
 from tauflow.process import Noise, Process, spread_kappas
-from tauflow.seeds import generator_for
 from tauflow.tasks.base import DataFacts
 from tauflow.tasks.metrics import joined
 

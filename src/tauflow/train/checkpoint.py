@@ -37,7 +37,7 @@ from tauflow.process import (
     sources,
 )
 from tauflow.tasks import DataFacts, Task
-from tauflow.theory import counts, influence, orders
+from tauflow.samplers.learned import read_counts, read_influence, read_order
 from tauflow.train.module import FORMAT, KEY, DFMModule, OptimizerConfig, describe
 from tauflow.untrusted import (
     VALUES,
@@ -338,9 +338,9 @@ def load(
     model = module.to(device).model()
     model = replace(
         model,
-        order=orders.read(path, model.length),
-        counts=counts.read(path, model.length),
-        influence=influence.read(path, model.length),
+        order=read_order(path, model.length),
+        counts=read_counts(path, model.length),
+        influence=read_influence(path, model.length),
         channels=model.channels if task is None else task.channels,
     )
     return Trained(model, task, checkpoint["global_step"])

@@ -17,9 +17,9 @@ from torchmetrics import MeanMetric
 from tauflow.denoise import DROPPED, Model
 from tauflow.errors import NonFiniteLoss, SettingsError
 from tauflow.networks import Network, NetworkConfig, TransformerConfig, network_from
+from tauflow.numerics import generator_for
 from tauflow.process import Noise, Schedule, Source, schedule_from, source_from, stratified_times
 from tauflow.process.process import LossOn, Redrawn
-from tauflow.seeds import generator_for
 from tauflow.tasks.base import DataFacts, Task
 from tauflow.train.bound import (
     Batch,

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from tauflow import files
 from tauflow.errors import SettingsError, first_line
-from tauflow.seeds import seed_of
+from tauflow.numerics import seed_of
 from tauflow.tasks.base import DataFacts, Item, Shuffled
 from tauflow.tasks.caches import building, key_of, tracked
 from tauflow.tasks.images.sources import Picture, Source, SplitName, fitted, read_npz

@@ -15,8 +15,8 @@ from torchmetrics import Metric, MetricCollection
 
 from tauflow.denoise.model import ChannelsName
 from tauflow.errors import SettingsError, printable
+from tauflow.numerics import generator_for
 from tauflow.samplers import Prompt
-from tauflow.seeds import generator_for
 from tauflow.tasks.base import Shuffled, Task
 from tauflow.tasks.images.items import Cache, Flipped, Items, Kept, Split, cached
 from tauflow.tasks.images.metrics import REFERENCE, picture_metrics, primary_metric_of

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tauflow.errors import SettingsError
-from tauflow.seeds import generator_for
+from tauflow.numerics import generator_for
 
 TokensName = Literal["grey", "rgb", "decorrelated", "palette"]
 UNKNOWN = 127  # how a token that is no data, such as a mask, is shown

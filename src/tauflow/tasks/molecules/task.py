@@ -17,7 +17,7 @@ from torchmetrics import Metric, MetricCollection
 from tauflow.errors import SettingsError
 from tauflow.moses import canonical, dataset, draw, properties
 from tauflow.moses.package import needed
-from tauflow.seeds import seed_of
+from tauflow.numerics import seed_of
 from tauflow.tasks.molecules.benchmark import Judge, Yardstick, judged, judges_of, names_of
 from tauflow.tasks.molecules.bins import Bins, property_names
 from tauflow.tasks.molecules.chemist import Chemist

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset
 
 from tauflow.geneval import relation
-from tauflow.seeds import seed_of
+from tauflow.numerics import seed_of
 from tauflow.tasks.base import Item
 from tauflow.tasks.scenes.canvas import Found, painted
 from tauflow.tasks.scenes.grammar import (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tauflow.errors import SettingsError, TauflowError, WriteError, first_line
-from tauflow.seeds import seed_of
+from tauflow.numerics import seed_of
 
 DocumentName = Literal["block", "file"]
 

@@ -17,8 +17,8 @@ from tauflow.denoise import Denoiser, Evaluation, LearnedCounts, Model
 from tauflow.denoise.model import ChannelsName
 from tauflow.errors import SamplingError
 from tauflow.process import Process
-from tauflow.samplers.draws import DRAWN, Drawing
 from tauflow.samplers.geometry import Walk, walk_of
+from tauflow.samplers.random import DRAWN, Drawing
 
 FinishName = Literal["draw", "reuse", "none"]
 

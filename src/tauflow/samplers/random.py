@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tauflow.denoise import Evaluation
-from tauflow.devices import precise
 from tauflow.errors import SamplingError
+from tauflow.numerics import precise
 from tauflow.samplers.geometry import Walk
 
 CoinName = Literal["independent", "systematic"]

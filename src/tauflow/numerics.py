@@ -1,4 +1,4 @@
-"""Random numbers that are a pure function of a key, whatever was drawn before or on another rank."""
+"""Seeds that are a pure function of a key, whatever was drawn before or on another rank; and precision."""
 
 import hashlib
 
@@ -14,3 +14,8 @@ def seed_of(*key: int | str) -> int:
 def generator_for(*key: int | str) -> torch.Generator:
     """Return a CPU generator for a key; noise is drawn there and moved: every device sees the same."""
     return torch.Generator().manual_seed(seed_of(*key))
+
+
+def precise(device: torch.device) -> torch.dtype:
+    """Return float64, or float32 on devices that do not have it."""
+    return torch.float32 if device.type == "mps" else torch.float64

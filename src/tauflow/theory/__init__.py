@@ -1,1 +1,0 @@
-"""What is learned from a trained model: orders, counts, influence. Also the exact countdown."""
