@@ -44,6 +44,7 @@ from tauflow.evaluation.store import (
     table_of,
 )
 from tauflow.evaluation.tables import cell_name
+from tauflow.numerics import generator_for
 from tauflow.samplers import (
     SAMPLERS,
     SETS,
@@ -56,10 +57,9 @@ from tauflow.samplers import (
     sampler_from,
     split_specs,
 )
-from tauflow.samplers.sampler import require
 from tauflow.samplers.likelihood import no_likelihood
 from tauflow.samplers.run import checked_condition, checked_prompt, checked_seed, unprompted, whole
-from tauflow.numerics import generator_for
+from tauflow.samplers.sampler import require
 from tauflow.tasks import SampleMetric, Task
 from tauflow.tasks.base import Item, items_of
 from tauflow.train import Trained
