@@ -36,8 +36,8 @@ from tauflow.process import (
     source_from,
     sources,
 )
-from tauflow.tasks import DataFacts, Task
 from tauflow.samplers.learned import read_counts, read_influence, read_order
+from tauflow.tasks import DataFacts, Task
 from tauflow.train.module import FORMAT, KEY, DFMModule, OptimizerConfig, describe
 from tauflow.untrusted import (
     VALUES,
