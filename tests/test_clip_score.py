@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 from tiny_models import save_clip
 
-from tauflow.geneval import ClipScore, GenEvalError
-from tauflow.tasks.clip_score import CaptionScore
+from tauflow.tasks.scenes.clip import CaptionScore, ClipScore
+from tauflow.tasks.scenes.rules import SettingsError
 
 CAPTIONS = ["a photo of a red bench", "a person", "two blue person and a white bench", "a black object"]
 
@@ -56,9 +56,9 @@ def test_scores_are_cosines(model, pictures, cosines):
 
 
 def test_only_pixels_from_0_to_255(model, pictures):
-    with pytest.raises(GenEvalError, match=r"uint8 \(B, H, W, 3\) with values 0 to 255, got torch.float32"):
+    with pytest.raises(SettingsError, match=r"uint8 \(B, H, W, 3\) with values 0 to 255, got torch.float32"):
         ClipScore(model)(pictures / 255, CAPTIONS)
-    with pytest.raises(GenEvalError, match=r"got torch.uint8 \(4, 3, 48, 64\)"):
+    with pytest.raises(SettingsError, match=r"got torch.uint8 \(4, 3, 48, 64\)"):
         ClipScore(model)(pictures.permute(0, 3, 1, 2), CAPTIONS)
     with pytest.raises(ValueError, match="shorter"):
         ClipScore(model)(pictures, CAPTIONS[:2])
@@ -100,7 +100,7 @@ def test_weights_are_in_no_checkpoint(model, pictures):
 
 def test_a_model_that_is_not_there():
     with pytest.raises(
-        GenEvalError, match=r"cannot load the CLIP model '/no/such': .*; name a folder"
+        SettingsError, match=r"cannot load the CLIP model '/no/such': .*; choose a folder"
     ) as error:
         ClipScore("/no/such")
     assert "\n" not in str(error.value)

@@ -17,37 +17,33 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny_models import save_clip, save_mask2former
 
+from benchmarks.geneval import ClipColors, Mask2Former, confident_objects, read_folder, write_folder
 from benchmarks.studies.command import main
-from tauflow.geneval import (
+from tauflow.tasks.scenes.rules import (
     CLASSES,
-    COLOURS,
-    ClipColours,
+    COLORS,
     Detection,
-    GenEvalError,
-    Mask2Former,
-    Scored,
-    confident,
+    ScoredImage,
+    SettingsError,
     evaluate,
-    read_folder,
     records,
     relation,
-    summarise,
-    write_folder,
+    summarize,
 )
 
 MIDDLE = (10.0, 10.0, 12.0, 12.0)
 
 
 def box(x, y, side=2.0):
-    """A square box by its centre."""
+    """A square box by its center."""
     return (x - side / 2, y - side / 2, x + side / 2, y + side / 2)
 
 
-def seen(*boxes, colours=(), scores=()):
+def seen(*boxes, colors=(), scores=()):
     """Detections of falling scores, unless they are given."""
     scores = scores or [1 - n / 10 for n in range(len(boxes))]
-    colours = colours or [None] * len(boxes)
-    return [Detection(*each) for each in zip(scores, boxes, colours, strict=True)]
+    colors = colors or [None] * len(boxes)
+    return [Detection(*each) for each in zip(scores, boxes, colors, strict=True)]
 
 
 def asked(*include, exclude=(), tag="test"):
@@ -62,7 +58,7 @@ DOG = {"class": "dog", "count": 1}
 
 
 @pytest.mark.parametrize(
-    ("centre", "words"),
+    ("center", "words"),
     [
         ((1, 11), {"left of"}),
         ((21, 11), {"right of"}),
@@ -71,12 +67,12 @@ DOG = {"class": "dog", "count": 1}
         ((1, 1), {"left of", "above"}),
         ((21, 21), {"right of", "below"}),
         ((11, 11), set()),  # the same place
-        ((11.4, 11), set()),  # centres differ by no more than a tenth of both sides
+        ((11.4, 11), set()),  # centers differ by no more than a tenth of both sides
         ((11.5, 11), set()),  # they do, but by too little of their distance
     ],
 )
-def test_relations(centre, words):
-    assert relation(box(*centre), MIDDLE) == words
+def test_relations(center, words):
+    assert relation(box(*center), MIDDLE) == words
 
 
 def test_a_relation_needs_half_of_the_distance_beyond_the_margin():
@@ -115,42 +111,42 @@ def test_counts_and_exclusion():
     assert evaluate({"cat": seen(MIDDLE), "dog": seen(*[MIDDLE] * 9)}, asked(CAT)).correct
 
 
-def test_colours_of_the_most_certain_objects_only():
+def test_colors_of_the_most_certain_objects_only():
     red = asked({**CAT, "color": "red"})
-    assert evaluate({"cat": seen(MIDDLE, colours=["red"])}, red).correct
-    verdict = evaluate({"cat": seen(MIDDLE, MIDDLE, colours=["blue", "red"])}, red)
+    assert evaluate({"cat": seen(MIDDLE, colors=["red"])}, red).correct
+    verdict = evaluate({"cat": seen(MIDDLE, MIDDLE, colors=["blue", "red"])}, red)
     assert verdict == (False, "expected 1 red cat, found 1 blue"), "the second one is not looked at"
-    ranked = seen(MIDDLE, MIDDLE, colours=["blue", "red"], scores=[0.4, 0.8])
+    ranked = seen(MIDDLE, MIDDLE, colors=["blue", "red"], scores=[0.4, 0.8])
     assert evaluate({"cat": ranked}, red).correct, "by score, not by place"
     two = asked({"class": "cat", "count": 2, "color": "red"})
-    assert evaluate({"cat": seen(*[MIDDLE] * 2, colours=["red", "red"])}, two).correct
-    assert not evaluate({"cat": seen(*[MIDDLE] * 3, colours=["red", "blue", "red"])}, two).correct
+    assert evaluate({"cat": seen(*[MIDDLE] * 2, colors=["red", "red"])}, two).correct
+    assert not evaluate({"cat": seen(*[MIDDLE] * 3, colors=["red", "blue", "red"])}, two).correct
 
 
-def test_a_classifier_names_colours_where_the_detector_does_not():
+def test_a_classifier_names_colors_where_the_detector_does_not():
     calls = []
 
-    def colours(name, found):
+    def colors(name, found):
         calls.append((name, len(found)))
         return ["red"] * len(found)
 
     objects = {"cat": seen(*[MIDDLE] * 3), "dog": seen(MIDDLE)}
-    assert evaluate(objects, asked(DOG, {**CAT, "color": "red"}), colours).correct
-    assert calls == [("cat", 1)], "only where a colour is asked for"
-    assert not evaluate({}, asked({**CAT, "color": "red"}), colours).correct
+    assert evaluate(objects, asked(DOG, {**CAT, "color": "red"}), colors).correct
+    assert calls == [("cat", 1)], "only where a color is asked for"
+    assert not evaluate({}, asked({**CAT, "color": "red"}), colors).correct
     assert len(calls) == 1, "and only where there are enough objects"
-    with pytest.raises(GenEvalError, match="colour of a cat"):
+    with pytest.raises(SettingsError, match="color of a cat"):
         evaluate(objects, asked({**CAT, "color": "red"}))
 
 
 @pytest.mark.parametrize(
-    ("word", "centre"),
+    ("word", "center"),
     [("left of", (1, 11)), ("right of", (21, 11)), ("above", (11, 1)), ("below", (11, 21))],
 )
-def test_positions(word, centre):
+def test_positions(word, center):
     record = asked(DOG, {**CAT, "position": [word, 0]})
-    assert evaluate({"dog": seen(MIDDLE), "cat": seen(box(*centre))}, record).correct
-    opposite = box(*(22 - value for value in centre))
+    assert evaluate({"dog": seen(MIDDLE), "cat": seen(box(*center))}, record).correct
+    opposite = box(*(22 - value for value in center))
     verdict = evaluate({"dog": seen(MIDDLE), "cat": seen(opposite)}, record)
     assert not verdict.correct
     assert verdict.reason.startswith(f"expected cat {word} target, found ")
@@ -171,25 +167,25 @@ def test_every_object_must_be_in_its_position():
 
 def test_positions_need_what_they_refer_to():
     record = asked({**DOG, "color": "red"}, {**CAT, "position": ["left of", 0]})
-    objects = {"dog": seen(MIDDLE, colours=["blue"]), "cat": seen(box(1, 11))}
+    objects = {"dog": seen(MIDDLE, colors=["blue"]), "cat": seen(box(1, 11))}
     assert evaluate(objects, record).reason == (
         "expected 1 red dog, found 1 blue; expected cat left of something that was not found"
     )
     assert evaluate({"dog": objects["dog"]}, record).reason.endswith("expected 1 cat, found 0")
-    coloured = asked(DOG, {**CAT, "color": "red", "position": ["left of", 0]})
-    wrong = {"dog": seen(MIDDLE), "cat": seen(box(21, 11), colours=["blue"])}
-    assert evaluate(wrong, coloured).reason == "expected 1 red cat, found 1 blue", (
+    colored = asked(DOG, {**CAT, "color": "red", "position": ["left of", 0]})
+    wrong = {"dog": seen(MIDDLE), "cat": seen(box(21, 11), colors=["blue"])}
+    assert evaluate(wrong, colored).reason == "expected 1 red cat, found 1 blue", (
         "no position of what is wrong"
     )
 
 
 def test_only_confident_detections_count():
     objects = {"cat": seen(*[MIDDLE] * 3, scores=[0.3, 0.95, 0.5]), "dog": seen(MIDDLE, scores=[0.2])}
-    assert [each.score for each in confident(objects, "colors")["cat"]] == [0.95, 0.5]
-    assert [each.score for each in confident(objects, "counting")["cat"]] == [0.95]
-    assert "dog" not in confident(objects, "colors")
+    assert [each.score for each in confident_objects(objects, "colors")["cat"]] == [0.95, 0.5]
+    assert [each.score for each in confident_objects(objects, "counting")["cat"]] == [0.95]
+    assert "dog" not in confident_objects(objects, "colors")
     many = {"cat": seen(*[MIDDLE] * 20, scores=[0.4 + n / 100 for n in range(20)])}
-    kept = [each.score for each in confident(many, "position")["cat"]]
+    kept = [each.score for each in confident_objects(many, "position")["cat"]]
     assert len(kept) == 16
     assert (kept[0], kept[-1]) == pytest.approx((0.59, 0.44))
 
@@ -198,12 +194,12 @@ def test_only_confident_detections_count():
 
 
 def scored(tag, *prompts):
-    return [Scored(tag, number, bool(bit)) for number, bits in enumerate(prompts) for bit in bits]
+    return [ScoredImage(tag, number, bool(bit)) for number, bits in enumerate(prompts) for bit in bits]
 
 
 def test_the_overall_score_is_the_mean_of_tasks():
     pictures = [*scored("position", (1, 0), (0, 0)), *scored("single_object", (1, 1))]
-    summary = summarise(pictures)
+    summary = summarize(pictures)
     assert list(summary.tasks) == ["single_object", "position"], "in GenEval's order"
     assert summary.tasks["position"].value == 0.25
     assert summary.overall.value == pytest.approx((1 + 0.25) / 2)
@@ -211,8 +207,8 @@ def test_the_overall_score_is_the_mean_of_tasks():
     assert summary.prompts.value == pytest.approx(2 / 3), "with at least one correct picture"
     assert math.isnan(summary.tasks["single_object"].error), "one prompt says nothing about others"
     assert (summary.images.count, summary.prompts.count, summary.tasks["position"].count) == (6, 3, 4)
-    with pytest.raises(GenEvalError, match="no judged pictures"):
-        summarise([])
+    with pytest.raises(SettingsError, match="no scored images"):
+        summarize([])
 
 
 def test_standard_errors_take_prompts_as_independent():
@@ -220,10 +216,10 @@ def test_standard_errors_take_prompts_as_independent():
     prompts = [(1, 1, 1, 1), (0, 0, 0, 0), (1, 1, 0, 1), (0, 1, 0, 0), (1, 1, 1, 1)]
     means = np.array([sum(bits) / 4 for bits in prompts])
     error = means.std(ddof=1) / math.sqrt(len(means))
-    summary = summarise([*scored("a", *prompts), *scored("b", *prompts)])
+    summary = summarize([*scored("a", *prompts), *scored("b", *prompts)])
     assert summary.tasks["a"].error == pytest.approx(error)
     assert summary.overall.error == pytest.approx(math.hypot(error, error) / 2)
-    uneven = summarise(scored("a", (1,), (0, 0, 0), (1, 0)))
+    uneven = summarize(scored("a", (1,), (0, 0, 0), (1, 0)))
     spread = (1 - 1 / 3) ** 2 + (0 - 1) ** 2 + (1 - 2 / 3) ** 2  # of correct - share x pictures
     assert uneven.images.error == pytest.approx(math.sqrt(spread * 3 / 2) / 6)
 
@@ -310,7 +306,7 @@ def test_boxes_are_those_of_masks(models, monkeypatch):
     assert np.array_equal(remote.mask, inside)
 
 
-def test_colours_are_those_of_the_nearest_words(models):
+def test_colors_are_those_of_the_nearest_words(models):
     """Of the object alone: by hand with the classes of transformers, one text and one picture at a time."""
     import transformers
 
@@ -338,7 +334,7 @@ def test_colours_are_those_of_the_nearest_words(models):
                 text(f"a photo of a {c}-colored bench"),
                 text(f"a photo of a {c} object"),
             ]
-            for c in COLOURS
+            for c in COLORS
         ]
         laws = torch.stack([unit(sum(each) / 3, dim=0) for each in sets])
         for each in found:
@@ -346,31 +342,31 @@ def test_colours_are_those_of_the_nearest_words(models):
             x1, y1, x2, y2 = map(int, each.box)
             crop = processor(images=Image.fromarray(pixels[y1:y2, x1:x2]), return_tensors="pt")
             features = model.get_image_features(**crop).pooler_output[0]
-            expected.append(COLOURS[int((laws @ features).argmax())])
-    assert ClipColours(models.clip)(picture, "bench", found) == expected
+            expected.append(COLORS[int((laws @ features).argmax())])
+    assert ClipColors(models.clip)(picture, "bench", found) == expected
 
 
 def test_models_that_are_not_there(models, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(
-        GenEvalError, match=r"cannot load the detector 'nobody/none': .*cache.*; name a folder"
+        SettingsError, match=r"cannot load the detector 'nobody/none': .*cache.*; choose a folder"
     ):
         Mask2Former("nobody/none")
     with pytest.raises(
-        GenEvalError, match=r"cannot load the detector '/no/such': .*; name a folder"
+        SettingsError, match=r"cannot load the detector '/no/such': .*; choose a folder"
     ) as error:
         Mask2Former("/no/such")
     assert "\n" not in str(error.value)
-    with pytest.raises(GenEvalError, match=r"cannot load the CLIP model '/no/such': .*; name a folder"):
-        ClipColours("/no/such")
-    with pytest.raises(GenEvalError, match="knows 7 classes instead of the 80 of COCO"):
+    with pytest.raises(SettingsError, match=r"cannot load the CLIP model '/no/such': .*; choose a folder"):
+        ClipColors("/no/such")
+    with pytest.raises(SettingsError, match="has 7 classes instead of the 80 of COCO"):
         Mask2Former(save_mask2former(tmp_path / "seven", labels=7))
     shutil.copytree(models.clip, tmp_path / "part")
     weights = load_file(tmp_path / "part" / "model.safetensors")
     del weights["visual_projection.weight"]
     save_file(weights, tmp_path / "part" / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(GenEvalError, match="it has no weights of a CLIPModel"):
-        ClipColours(str(tmp_path / "part"))
+    with pytest.raises(SettingsError, match="some weights of a CLIPModel are missing"):
+        ClipColors(str(tmp_path / "part"))
 
 
 # The study
@@ -391,7 +387,7 @@ RECORDS = [
 @pytest.fixture
 def images(tmp_path, monkeypatch):
     """A folder of six pictures, which the detector sees small: that is faster."""
-    monkeypatch.setattr("tauflow.geneval.detectors.SIZE", {"shortest_edge": 128, "longest_edge": 256})
+    monkeypatch.setattr("benchmarks.geneval.SIZE", {"shortest_edge": 128, "longest_edge": 256})
     folder = tmp_path / "images"
     write_folder([[noise(40, 60, seed=n), noise(48, 48, seed=n + 9)] for n in range(3)], RECORDS, folder)
     return folder
@@ -408,12 +404,12 @@ def lines(folder):
 def test_a_folder_is_read_as_it_was_written(images):
     found = read_folder(images)
     assert [each.record for each in found] == RECORDS
-    assert found[1].pictures == ["00001/samples/00000.png", "00001/samples/00001.png"]
-    assert np.array_equal(np.array(Image.open(images / found[2].pictures[1])), noise(48, 48, seed=11))
+    assert found[1].images == ["00001/samples/00000.png", "00001/samples/00001.png"]
+    assert np.array_equal(np.array(Image.open(images / found[2].images[1])), noise(48, 48, seed=11))
 
 
 def test_the_study_end_to_end(images, models, capsys):
-    study(images, models, "--colours", models.clip, "--clip", models.clip)
+    study(images, models, "--colors", models.clip, "--clip", models.clip)
     printed = capsys.readouterr().out
     assert "\nGenEval protocol, transformers detector\n" in printed
     assert "These are not GenEval's 553 prompts" in printed
@@ -438,7 +434,7 @@ def test_the_study_end_to_end(images, models, capsys):
     assert float(rows["| all pictures"][1].split(" ")[0]) == pytest.approx(max(mean, 0), abs=0.06)
     report = (images / "results.md").read_text()
     assert report in printed
-    assert f"Detector {models.person}, colours by {models.clip}." in report
+    assert f"Detector {models.person}, colors by {models.clip}." in report
 
 
 def test_what_is_done_is_not_done_again(images, models, monkeypatch, capsys):
@@ -499,21 +495,21 @@ def test_two_clip_models_of_one_tag_are_refused(images, models, tmp_path):
     main([*words, models.clip])
     before = lines(images)
     other = shutil.copytree(models.clip, tmp_path / "other" / Path(models.clip).name)
-    with pytest.raises(SystemExit, match=r"error: .* are both called tiny-clip; use one of them"):
+    with pytest.raises(SystemExit, match=r"error: .* are both called tiny-clip; use one"):
         main([*words, str(other)])
     assert lines(images) == before
 
 
 FAULTS = {
-    "no folder": (shutil.rmtree, r"cannot read the folder .*images \(No such file or directory\)"),
-    "empty": (lambda images: [shutil.rmtree(each) for each in images.iterdir()], r"has no pictures NNNNN"),
+    "no folder": (shutil.rmtree, r"cannot read the images in .*No such file or directory"),
+    "empty": (lambda images: [shutil.rmtree(each) for each in images.iterdir()], r"has no images NNNNN"),
     "no pictures": (
         lambda images: shutil.rmtree(images / "00001/samples"),
-        r"1 prompts .* the first is 00001",
+        r"cannot read the images in .*00001/samples",
     ),
     "no metadata": (
         lambda images: (images / "00001/metadata.jsonl").unlink(),
-        r"cannot read .*00001/metadata.jsonl \(.*No such",
+        r"cannot read the images in .*No such.*00001/metadata.jsonl",
     ),
     "no picture": (
         lambda images: (images / "00001/samples/00001.png").write_text("x"),
@@ -531,7 +527,7 @@ def test_what_is_wrong_is_said_in_a_line(fault, images, models):
     spoil, said = FAULTS[fault]
     spoil(images)
     with pytest.raises(SystemExit, match=rf"^error: .*{said}") as stop:
-        study(images, models, "--colours", models.clip)
+        study(images, models, "--colors", models.clip)
     assert "\n" not in str(stop.value.code)
     assert not (images / "results.md").exists()
 
@@ -545,7 +541,7 @@ def test_missing_models_are_refused_before_any_work(images, models, monkeypatch)
     red = {"class": "bench", "count": 1, "color": "red"}
     (images / "00001" / "metadata.jsonl").write_text(json.dumps(RECORDS[1] | {"include": [red]}))
     with pytest.raises(SystemExit, match="error: cannot load the CLIP model '/no/such'"):
-        study(images, models, "--colours", "/no/such")
+        study(images, models, "--colors", "/no/such")
 
 
 def test_pictures_of_other_models_are_refused(images, models):

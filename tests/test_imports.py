@@ -13,7 +13,6 @@ LAYERS = [
     "process",
     "denoise",
     "samplers",
-    ("geneval", "moses"),
     ("tasks", "networks"),
     "train",
     ("evaluation", "recipes", "integrations"),

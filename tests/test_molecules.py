@@ -17,9 +17,10 @@ from tauflow.evaluation.evaluate import measured, reference
 from tauflow.evaluation.figures import numbers_of, properties_figure, samples_csv
 from tauflow.evaluation.report import sample_files
 from tauflow.evaluation.store import Cell, Results, joined_tables
-from tauflow.moses import Reference, canonical, moses_metrics, properties
 from tauflow.tasks import Molecules
 from tauflow.tasks.molecules.bins import Bins, property_names
+from tauflow.tasks.molecules.chemistry import canonical, properties
+from tauflow.tasks.molecules.moses import Reference, moses_metrics
 from tauflow.tasks.molecules.written import smiles_of, written
 from tauflow.train.module import describe
 
@@ -120,7 +121,7 @@ def test_the_data_of_moses_is_found_in_its_package_or_asked_for(monkeypatch, tmp
     """Without the package nothing needs it until the data is read: the vocabulary is known."""
     real = importlib.util.find_spec
     monkeypatch.setattr(
-        "tauflow.moses.package.find_spec", lambda name: None if name == "moses" else real(name)
+        "tauflow.tasks.molecules.chemistry.find_spec", lambda name: None if name == "moses" else real(name)
     )
     task = Molecules(cache=str(tmp_path))
     assert (task.num_tokens, task.shape, task.moses) == (25, (56,), True)
@@ -202,7 +203,7 @@ def test_real_molecules_are_valid(task):
 def test_rdkit_is_asked_once_for_a_batch(task, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "tauflow.tasks.molecules.chemist.canonical", lambda text: asked.append(text) or canonical(text)
+        "tauflow.tasks.molecules.metrics.canonical", lambda text: asked.append(text) or canonical(text)
     )
     tokens = rows(task, ETHANOL, BROKEN, "CCCCO")
     values(task, tokens)

@@ -18,9 +18,8 @@ from rdkit.Chem import rdFingerprintGenerator
 from scipy.linalg import sqrtm
 
 from tauflow.errors import SettingsError
-from tauflow.moses import Filters, Reference, canonical, dataset, draw, moses_metrics, properties
-from tauflow.moses.chemnet import frechet
-from tauflow.moses.fingerprints import Fingerprints
+from tauflow.tasks.molecules.chemistry import canonical, dataset, draw, properties
+from tauflow.tasks.molecules.moses import Filters, Fingerprints, Reference, frechet, moses_metrics
 
 GENERATED = """
 CC(=O)Oc1ccccc1C(=O)O

@@ -18,12 +18,14 @@ from tiny_models import save_clip
 from torch import nn
 
 import tauflow
+from benchmarks.geneval import read_folder
 from tauflow.denoise import BatchedDenoiser, CountingDenoiser
 from tauflow.errors import CheckpointError, SamplingError, SettingsError, TauflowError
-from tauflow.geneval import ClipScore, read_folder, records
 from tauflow.recipes import RECIPES, convert, pretrained
 from tauflow.recipes.__main__ import main
 from tauflow.recipes.fudoki import FRAMING, Prompts
+from tauflow.tasks.scenes.clip import ClipScore
+from tauflow.tasks.scenes.rules import records
 
 SHORT, LONG = "a cat", "a photo of a red cube"
 D = fudoki.SIDE**2
@@ -330,7 +332,7 @@ def test_clip_judges_pictures_by_their_prompts(released, tmp_path):
 
 def test_clip_runs_where_it_is_asked_to(released, tmp_path, monkeypatch):
     """The GPU of the process stands for a place where nothing can be computed."""
-    monkeypatch.setattr("tauflow.geneval.clip.own_device", lambda: torch.device("meta"))
+    monkeypatch.setattr("tauflow.tasks.scenes.clip.default_device", lambda: torch.device("meta"))
     task = pretrained(released, rates="mixture").task
     task.use_judges(save_clip(tmp_path / "tiny"), torch.device("cpu"))
     metrics = task.sample_metrics()
@@ -340,7 +342,7 @@ def test_clip_runs_where_it_is_asked_to(released, tmp_path, monkeypatch):
 
 def test_clip_models_of_the_same_name_are_refused(trained, tmp_path):
     names = [save_clip(tmp_path / folder / "clip") for folder in ("a", "b")]
-    with pytest.raises(TauflowError, match="are both called clip; use one of them, or rename its folder"):
+    with pytest.raises(TauflowError, match="are both called clip; use one, or rename its folder"):
         trained.task.use_judges(",".join(names))
     assert not trained.task.scores
 
@@ -492,7 +494,7 @@ def test_the_example_of_geneval(released, tmp_path, monkeypatch):
     code = code.replace("LucasJinWang/FUDOKI", str(released)).replace('"cuda"', '"cpu"')
     exec(code.replace("records()", "records()[:2]"), {})
     found = read_folder(tmp_path / "pictures")
-    assert [len(each.pictures) for each in found] == [4, 4]
+    assert [len(each.images) for each in found] == [4, 4]
     assert [each.record for each in found] == records()[:2]
 
 

@@ -14,25 +14,11 @@ from tauflow.denoise import DROPPED
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import measured, real_items, reference, update
 from tauflow.evaluation.store import Results
-from tauflow.geneval import Scored, evaluate, relation, summarise
 from tauflow.tasks.scenes import Scenes, fit_towers, towers
-from tauflow.tasks.scenes.canvas import (
-    CODES,
-    PAPER,
-    PATCH,
-    RGB,
-    UNKNOWN,
-    Found,
-    codebook,
-    detect,
-    first_code,
-    painted,
-    pictures,
-)
-from tauflow.tasks.scenes.grammar import (
+from tauflow.tasks.scenes.captions import (
     CAPTION_WORDS,
     FREE,
-    MOST_OBJECTS,
+    MAX_OBJECTS,
     RELATIONS,
     TASKS,
     WORDS,
@@ -42,9 +28,24 @@ from tauflow.tasks.scenes.grammar import (
     condition_of,
     parsed,
 )
-from tauflow.tasks.scenes.items import SHARES, drawn_scene, generator_of
-from tauflow.tasks.scenes.judging import objects_of
-from tauflow.tasks.scenes.metrics import error_of, samples_of_a_prompt
+from tauflow.tasks.scenes.data import (
+    CODES,
+    PAPER,
+    PATCH,
+    RGB,
+    SHARES,
+    UNKNOWN,
+    Found,
+    codebook,
+    detect,
+    drawn_scene,
+    first_code,
+    generator_of,
+    painted,
+    pictures,
+)
+from tauflow.tasks.scenes.metrics import error_of, objects_of, samples_of_a_prompt
+from tauflow.tasks.scenes.rules import ScoredImage, evaluate, relation, summarize
 
 CIRCLE, SQUARE, TRIANGLE, CROSS = range(4)
 RED, GREEN, BLUE, YELLOW = range(4)
@@ -52,18 +53,18 @@ RED, GREEN, BLUE, YELLOW = range(4)
 
 def every_caption():
     """Return all captions that the grammar has."""
-    ways = [Group(shape, count, colour) for shape in range(4) for count in range(1, 5) for colour in COLOURED]
+    ways = [Group(shape, count, color) for shape in range(4) for count in range(1, 5) for color in COLORED]
     found = [Caption((group,)) for group in ways]
     for first in ways:
         for second in ways:
-            if first.shape != second.shape and first.count + second.count <= MOST_OBJECTS:
+            if first.shape != second.shape and first.count + second.count <= MAX_OBJECTS:
                 found.append(Caption((first, second)))
                 if first.count == second.count == 1:
                     found += [Caption((first, second), number) for number in range(4)]
     return found
 
 
-COLOURED = (None, *range(4))
+COLORED = (None, *range(4))
 CAPTIONS = every_caption()
 
 
@@ -123,8 +124,8 @@ def test_what_is_written_otherwise_and_can_mean_one_thing_is_read(text, read):
             "the caption has 10 words, at most 8 are read; drop 2",
         ),
         ("circles", "say how many circles: a circle, or two, three, four circles"),
-        ("two circle", "objects are two, perhaps a colour, and one of circles, squares"),
-        ("", "objects are a, perhaps a colour"),
+        ("two circle", "objects are two, perhaps a color, and one of circles, squares"),
+        ("", "objects are a, perhaps a color"),
         ("a circle a square", "after 'a circle' must come and, or left of, right of, above, below"),
         ("a circle and a square two", "nothing may come after 'a square'"),
         ("a circle and two circles", "the two groups must have different shapes"),
@@ -191,7 +192,7 @@ def test_the_detector_finds_what_was_painted_and_nothing_else():
         (CROSS, RED, 4, 3),
     ]
     found, broken = detect(canvas_of(*objects)[None])
-    assert sorted((each.shape, each.colour, each.row, each.column) for each in found[0]) == sorted(objects)
+    assert sorted((each.shape, each.color, each.row, each.column) for each in found[0]) == sorted(objects)
     assert broken.tolist() == [0]
     assert found[0][0].box == (0.0, 0.0, 1.0, 1.0)
 
@@ -201,7 +202,7 @@ def test_a_block_that_disagrees_is_no_object_and_its_codes_are_broken():
     canvases = []
     for place in ((3, 3), (3, 4), (4, 3), (4, 4)):
         for code in (0, CODES, whole[place] + 16, whole[place] + 4, 1 + whole[place] % 4):
-            canvases.append(whole.clone())  # missing, masked, of another shape, colour or quadrant
+            canvases.append(whole.clone())  # missing, masked, of another shape, color or quadrant
             canvases[-1][place] = code
     found, broken = detect(torch.stack(canvases))
     assert [len(each) for each in found] == [1] * 20
@@ -218,7 +219,7 @@ def test_the_detector_at_the_edge_and_on_masks():
     assert broken.tolist() == [1, 4, 64]
 
 
-def test_pictures_show_shapes_masks_and_colours():
+def test_pictures_show_shapes_masks_and_colors():
     canvas = canvas_of((SQUARE, BLUE, 2, 4))
     canvas[7, 0] = CODES
     (picture,) = pictures(canvas.flatten()[None], 8)
@@ -238,8 +239,8 @@ def test_codes_that_share_more_are_nearer():
     distances = torch.cdist(vectors, vectors)
     assert (distances + torch.eye(CODES) > 0.1).all(), "all directions differ"
 
-    def code(shape, colour, quadrant):
-        return first_code(shape, colour) + quadrant
+    def code(shape, color, quadrant):
+        return first_code(shape, color) + quadrant
 
     own = distances[code(CIRCLE, RED, 0)]
     one = [own[code(SQUARE, RED, 0)], own[code(CIRCLE, BLUE, 0)], own[code(CIRCLE, RED, 1)]]
@@ -444,8 +445,8 @@ def test_scores_and_errors_are_those_of_geneval_where_prompts_are_known(task):
             right = coin.random() < 0.4
             scene = drawn_scene(caption, 8, generator_of("test", number)) if right else []
             samples.append((torch.from_numpy(painted(scene, 8)), str(caption)))
-            judged.append(Scored(FREE, number, right))
-    found, wanted = scores(task, samples)["strict"], summarise(judged).overall
+            judged.append(ScoredImage(FREE, number, right))
+    found, wanted = scores(task, samples)["strict"], summarize(judged).overall
     assert (found.value, found.standard_error) == pytest.approx((wanted.value, wanted.error), rel=1e-6)
 
 
@@ -537,7 +538,7 @@ def test_parts_of_the_samples_join_to_all(task, real):
 
 
 def test_samples_are_looked_at_once_for_all_metrics(task, real, monkeypatch):
-    import tauflow.tasks.scenes.judging as module
+    import tauflow.tasks.scenes.metrics as module
 
     calls = []
     monkeypatch.setattr(module, "detect", lambda canvas: calls.append(len(canvas)) or detect(canvas))

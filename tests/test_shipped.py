@@ -16,7 +16,7 @@ from tauflow.errors import CheckpointError
 from tauflow.evaluation.evaluate import choose_samplers, evaluate
 from tauflow.evaluation.store import Measured
 from tauflow.evaluation.tables import Frame
-from tauflow.moses import canonical
+from tauflow.tasks.molecules.chemistry import canonical
 from tauflow.train import SHIPPED
 
 SOURCES = ["masked", "uniform"]

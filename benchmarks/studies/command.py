@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.geneval import MASK2FORMER
 from benchmarks.studies import STUDIES, Study
 from benchmarks.studies.base import Settings
 from benchmarks.studies.geneval import FILES, GenEval
 from benchmarks.studies.report import question, to_markdown
 from tauflow.denoise.denoiser import checked_weight
 from tauflow.errors import SettingsError, TauflowError
-from tauflow.geneval import CLIP, MASK2FORMER
 from tauflow.samplers import split_specs
 from tauflow.stopping import exit_code, stoppable
+from tauflow.tasks.scenes.clip import CLIP
 from tauflow.tasks.settings import parsed
 
 DESCRIPTION = """Run one study: each measures something that the paper reports, or that a user asks before
@@ -85,9 +86,10 @@ def geneval_parser() -> argparse.ArgumentParser:
     text = textwrap.dedent(f"""\
         Score pictures by their prompts.
 
-        Reads DIR/NNNNN/metadata.jsonl and DIR/NNNNN/samples/NNNNN.png, as tauflow.geneval.write_folder writes
-        them, and writes {" and ".join(FILES)}. Interrupt it at any time: the same command resumes where
-        it stopped. Models are folders or names of the hub.""")
+        Reads DIR/NNNNN/metadata.jsonl and DIR/NNNNN/samples/NNNNN.png, as
+        benchmarks.geneval.write_folder writes them, and writes {" and ".join(FILES)}.
+        Interrupt it at any time: the same command resumes where it stopped. Models are folders
+        or names on the hub.""")
     shape = argparse.RawDescriptionHelpFormatter
     found = argparse.ArgumentParser(
         f"python -m benchmarks {GENEVAL}", description=text, formatter_class=shape, allow_abbrev=False
@@ -104,7 +106,14 @@ def geneval_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"a Mask2Former with the classes of COCO, or none: only the CLIP score ({MASK2FORMER})",
     )
-    add("--colours", type=word, default=CLIP, metavar="NAME", help=f"the CLIP that names colours ({CLIP})")
+    add(
+        "--colors",
+        "--colours",
+        type=word,
+        default=CLIP,
+        metavar="NAME",
+        help=f"the CLIP that names colors ({CLIP})",
+    )
     add("--clip", type=word, metavar="NAME", help="a CLIP model whose score is computed too (default: none)")
     add("--no_progress", action="store_true", help="no progress bar")
     return found
@@ -134,7 +143,7 @@ def score_pictures(words: list[str]) -> None:
     out = arguments.out or arguments.images
     detector = None if arguments.detector == "none" else arguments.detector
     with answered("pictures", out):
-        study = GenEval(arguments.images, detector, arguments.colours, arguments.clip)
+        study = GenEval(arguments.images, detector, arguments.colors, arguments.clip)
         report = study.run(out, not arguments.no_progress, command_of(words))
     print(report)
     print(f"written to  {out}  ({', '.join(FILES)})")

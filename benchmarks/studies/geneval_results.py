@@ -10,9 +10,16 @@ from tauflow import files
 from tauflow.errors import TauflowError
 from tauflow.evaluation.store import Measured, check_kinds
 from tauflow.evaluation.tables import number_text
-from tauflow.geneval import Record, Score, Scored, records, summarise
-from tauflow.geneval.pretrained import label_of
-from tauflow.geneval.rules import by_prompt, ordered
+from tauflow.tasks.scenes.clip import model_label
+from tauflow.tasks.scenes.rules import (
+    Record,
+    Score,
+    ScoredImage,
+    records,
+    score_by_prompt,
+    sorted_tags,
+    summarize,
+)
 
 TITLE = "GenEval protocol, transformers detector"
 ALL = "all pictures"
@@ -20,7 +27,7 @@ FOREIGN = "These are not GenEval's {} prompts: published numbers are of others."
 KINDS: dict[str, Any] = {
     **dict.fromkeys(("filename", "tag", "prompt", "metadata", "sha256"), str),
     "correct": bool | None,
-    **dict.fromkeys(("reason", "details", "detector", "colours"), str | None),
+    **dict.fromkeys(("reason", "details", "detector", "colors"), str | None),
     "clip_scores": dict[str, float],
 }
 """What a line of the file holds, by name."""
@@ -39,7 +46,7 @@ class Result:
     reason: str | None = None
     details: str | None = None  # boxes by class, each with its score
     detector: str | None = None  # the models that it was judged with
-    colours: str | None = None
+    colors: str | None = None
     clip_scores: dict[str, float] = field(default_factory=dict)  # by the name of the model
 
     @classmethod
@@ -73,14 +80,16 @@ def write(path: Path, results: Sequence[Result]) -> None:
 
 def report(results: Sequence[Result], command: str) -> str:
     """Return the scores of all pictures in Markdown: what all of them have been scored by."""
-    judged = [Scored(each.tag, each.metadata, each.correct) for each in results if each.correct is not None]
+    judged = [
+        ScoredImage(each.tag, each.metadata, each.correct) for each in results if each.correct is not None
+    ]
     complete = len(judged) == len(results)
     clips = [name for name in results[0].clip_scores if all(name in each.clip_scores for each in results)]
     parts = [f"# geneval\n\n{TITLE if complete else 'CLIP score'}\n"]
     parts += [f"```bash\n{command}\n```\n"] if command else []
     if complete:
-        used = dict.fromkeys((each.detector, each.colours) for each in results)
-        parts += [f"Detector {detector}, colours by {colours}.\n" for detector, colours in used]
+        used = dict.fromkeys((each.detector, each.colors) for each in results)
+        parts += [f"Detector {detector}, colors by {colors}.\n" for detector, colors in used]
     known = [json.dumps(record) for record in records()]
     if {each.metadata for each in results} != set(known):
         parts.append(FOREIGN.format(len(known)) + "\n")
@@ -88,12 +97,12 @@ def report(results: Sequence[Result], command: str) -> str:
     return "\n".join(parts)
 
 
-def _table(results: Sequence[Result], judged: Sequence[Scored], clips: Sequence[str]) -> str:
-    tags = ordered(Scored(each.tag, each.metadata, False) for each in results)
+def _table(results: Sequence[Result], judged: Sequence[ScoredImage], clips: Sequence[str]) -> str:
+    tags = sorted_tags(ScoredImage(each.tag, each.metadata, False) for each in results)
     rows = {tag: _row([each for each in results if each.tag == tag], clips) for tag in tags}
     rows[ALL] = _row(results, clips)
     if judged:
-        summary = summarise(judged)
+        summary = summarize(judged)
         overall = {"overall (mean of the tasks)": summary.overall, ALL: summary.images}
         last = {"prompts with a correct picture": summary.prompts}
         for name, score in (summary.tasks | overall | last).items():
@@ -109,13 +118,13 @@ def _row(results: Sequence[Result], clips: Sequence[str]) -> dict[str, str]:
     """Return how many pictures and prompts a row is of, and CLIP scores, at least 0 as in torchmetrics."""
     row = {"pictures": f"{len(results)}", "prompts": f"{len({each.metadata for each in results})}"}
     for name in clips:
-        score = by_prompt((each.metadata, each.clip_scores[name]) for each in results)
+        score = score_by_prompt((each.metadata, each.clip_scores[name]) for each in results)
         row[_tag(name)] = _text(replace(score, value=max(score.value, 0.0)))
     return row
 
 
 def _tag(clip: str) -> str:
-    return f"clip_score_{label_of(clip)}"
+    return f"clip_score_{model_label(clip)}"
 
 
 def _text(score: Score) -> str:

@@ -12,8 +12,8 @@ from benchmarks.studies.moses_rows import MOSES, PUBLISHED
 from tauflow.errors import SettingsError
 from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale
 from tauflow.evaluation.tables import Frame
-from tauflow.moses import canonical
 from tauflow.tasks import Molecules
+from tauflow.tasks.molecules.chemistry import canonical
 
 FILE = ROOT / "tests" / "data" / "molecules.smi"
 TINY = Settings(samples=6, seeds=(0,), nfes=(2,), samplers=("auto",), batch_size=6)

@@ -20,15 +20,14 @@ from torchmetrics import MetricCollection
 from tauflow.denoise import DROPPED, Model
 from tauflow.denoise.model import surrogate
 from tauflow.errors import CheckpointError, SamplingError, SettingsError
-from tauflow.geneval import ClipScore, records
-from tauflow.geneval.pretrained import refuse_same_labels
 from tauflow.networks import Network
 from tauflow.process import Metric, Process
 from tauflow.recipes.recipe import Config, Loaded, Recipe
 from tauflow.tasks import Task
-from tauflow.tasks.clip_score import CaptionScore
 from tauflow.tasks.images.metrics import BrightnessSpread, QuietNoise, chroma, luma
 from tauflow.tasks.images.tokens import UNKNOWN
+from tauflow.tasks.scenes.clip import CaptionScore, ClipScore, check_distinct_labels
+from tauflow.tasks.scenes.rules import records
 from tauflow.train import Trained
 from tauflow.untrusted import blame_tokenizer, check_tokenizer
 
@@ -220,7 +219,7 @@ class TextToImage(Task):
     def use_judges(self, names: str, device: torch.device | None = None) -> None:
         """Measure the CLIP score under models of transformers, folders or names of the hub."""
         asked = dict.fromkeys(name.strip() for name in names.split(","))
-        refuse_same_labels(asked)
+        check_distinct_labels(asked)
         self.scores = [ClipScore(name, device) for name in asked]
         self.primary_metric = self.scores[0].tag
 

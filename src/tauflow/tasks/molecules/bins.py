@@ -12,7 +12,7 @@ import numpy as np
 
 from tauflow.denoise import DROPPED
 from tauflow.errors import SettingsError
-from tauflow.moses import PROPERTIES
+from tauflow.tasks.molecules.chemistry import PROPERTIES
 
 DIGITS = 4  # of an edge
 

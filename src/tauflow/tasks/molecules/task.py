@@ -15,13 +15,20 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from tauflow.errors import SettingsError
-from tauflow.moses import canonical, dataset, draw, properties
-from tauflow.moses.package import needed
 from tauflow.numerics import seed_of
-from tauflow.tasks.molecules.benchmark import Judge, Yardstick, judged, judges_of, names_of
 from tauflow.tasks.molecules.bins import Bins, property_names
-from tauflow.tasks.molecules.chemist import Chemist
-from tauflow.tasks.molecules.metrics import Hit, UniqueValid, Valid
+from tauflow.tasks.molecules.chemistry import canonical, dataset, draw, needed, properties
+from tauflow.tasks.molecules.metrics import (
+    Chemist,
+    Hit,
+    Judge,
+    UniqueValid,
+    Valid,
+    Yardstick,
+    judged,
+    judges_of,
+    names_of,
+)
 from tauflow.tasks.molecules.written import SELFIES, MoleculeSource, Representation, smiles_of, written
 from tauflow.tasks.sequences.metrics import Novel
 from tauflow.tasks.sequences.sources import Source, StringFiles

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tauflow.errors import SettingsError
-from tauflow.moses import canonical
-from tauflow.moses.package import needed
+from tauflow.tasks.molecules.chemistry import canonical, needed
 from tauflow.tasks.sequences.sources import Entry, Source
 from tauflow.tasks.sequences.tokens import FOREIGN
 from tauflow.tasks.text.corpus import in_validation

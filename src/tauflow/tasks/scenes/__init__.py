@@ -1,4 +1,4 @@
-"""Scenes of coloured shapes with captions: text-to-image in small."""
+"""Scenes of colored shapes with captions: text-to-image in small."""
 
 from tauflow.tasks.scenes.task import Scenes
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tauflow.tasks.base import ENDLESS
-from tauflow.tasks.scenes.items import SceneItems
+from tauflow.tasks.scenes.data import SceneItems
 from tauflow.tasks.scenes.towers import SIZE, Towers, loaded, save
 
 STEPS, BATCH, RATE = 2000, 128, 3e-3

@@ -14,9 +14,8 @@ from torchmetrics import Metric, MetricCollection
 
 from tauflow.errors import SettingsError
 from tauflow.tasks.base import ENDLESS, Task
-from tauflow.tasks.scenes.canvas import CODES, codebook, pictures
-from tauflow.tasks.scenes.grammar import CAPTION_WORDS, WORDS, Caption, condition_of, parsed, words_of
-from tauflow.tasks.scenes.items import SceneItems, prompt_list
+from tauflow.tasks.scenes.captions import CAPTION_WORDS, WORDS, Caption, condition_of, parsed, words_of
+from tauflow.tasks.scenes.data import CODES, SceneItems, codebook, pictures, prompt_list
 from tauflow.tasks.scenes.metrics import scene_metrics
 
 LEAST = {"size": 6, "val_items": 2, "lesson": 0}
@@ -24,7 +23,7 @@ LEAST = {"size": 6, "val_items": 2, "lesson": 0}
 
 @dataclass(eq=False)
 class Scenes(Task):
-    """Text-to-image in small: scenes of coloured shapes with captions, endless and made on the fly.
+    """Text-to-image in small: scenes of colored shapes with captions, endless and made on the fly.
 
     A caption such as "two red circles and a blue square" asks for objects, and an object is a block of four
     codes that must agree. The captions of validation are those of mini-GenEval: 553 prompts of GenEval's six
@@ -82,7 +81,7 @@ class Scenes(Task):
         return MetricCollection(metrics, compute_groups=False)
 
     def show(self, tokens: Tensor, condition: Tensor | None = None) -> np.ndarray:
-        """Return scenes as pictures uint8 (B, 8 H, 8 W, 3); what is no code is grey."""
+        """Return scenes as pictures uint8 (B, 8 H, 8 W, 3); what is no code is gray."""
         return pictures(tokens, self.size)
 
     def caption(self, condition: Tensor) -> str:

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tauflow import files
-from tauflow.tasks.scenes.canvas import CODES
-from tauflow.tasks.scenes.grammar import CAPTION_WORDS, WORDS
+from tauflow.tasks.scenes.captions import CAPTION_WORDS, WORDS
+from tauflow.tasks.scenes.data import CODES
 from tauflow.untrusted import read_arrays
 
 FILE = Path(__file__).with_name("towers.npz")

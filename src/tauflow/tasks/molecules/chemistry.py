@@ -1,21 +1,80 @@
-"""Single molecules by RDKit: canonical SMILES, properties, fragments and scaffolds.
-
-RDKit's messages about strings that are no molecules are silenced here, and only here.
-"""
+"""What other packages bring: RDKit, and the data, statistics and patterns inside `molsets`."""
 
 import gzip
+import importlib
+import io
+import pickle
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Protocol
 
 import numpy as np
+from PIL import Image, ImageDraw
 
-from tauflow.errors import SettingsError
-from tauflow.moses.package import PlainUnpickler, needed
+from tauflow.errors import SettingsError, printable
+
+INSTALL = "pip install -c constraints.txt -e '.[molecules]'"
+INSTALL_DATA = "pip install --no-deps molsets==0.3.1"
+
+
+def needed(name: str) -> ModuleType:
+    """Import a module of an optional package; raise SettingsError with the command that installs it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise SettingsError(f"molecules need {name} ({error}): {INSTALL} && {INSTALL_DATA}") from None
+
+
+def molsets(file: str) -> Path:
+    """Return the path of a file of the package `molsets`, which is found but never imported.
+
+    Raises SettingsError with the command that installs it.
+    """
+    package = find_spec("moses")
+    folders = package.submodule_search_locations if package else None
+    path = Path(folders[0]) / file if folders else None
+    if path is None or not path.is_file():
+        raise SettingsError(f"there is no {file} of MOSES: {INSTALL_DATA}")
+    return path
+
+
+def dataset(split: str) -> Path:
+    """Return the CSV file, column SMILES, of "train", "test" or "test_scaffolds" of MOSES."""
+    return molsets(f"dataset/data/{split}.csv.gz")
+
+
+class Readable(Protocol):
+    """A binary file, as far as pickles are read from it."""
+
+    def read(self, n: int, /) -> bytes: ...
+
+    def readline(self) -> bytes: ...
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Reads pickles of plain values and of what is in `known`: no code of a file's choice runs."""
+
+    def __init__(self, file: Readable, known: dict[tuple[str, str], Any] | None = None):
+        super().__init__(file)
+        self._known = known or {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what is known by that name; raise for anything else."""
+        if (module, name) not in self._known:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return self._known[module, name]
+
+
+# Single molecules by RDKit: canonical SMILES, properties, fragments and scaffolds.
+#
+# RDKit's messages about strings that are no molecules are silenced here, and only here.
+
 
 PROPERTIES = ("logp", "qed", "sa", "weight")
 RINGS = 2  # that a scaffold has at least
@@ -108,3 +167,40 @@ def scaffolds_of(found: Iterable[Any]) -> Counter[str]:
             if scaffold.GetRingInfo().NumRings() >= RINGS:
                 counts[chem.MolToSmiles(scaffold)] += 1
     return counts
+
+
+# Pictures of molecules.
+
+
+CROSS, TEXT = (230, 170, 170), (90, 90, 90)
+LETTER = (6, 12)  # pixels that a letter takes
+
+
+def draw(smiles: Sequence[str | None], size: tuple[int, int] = (160, 240)) -> np.ndarray:
+    """Return pictures, uint8 (B, H, W, 3), of molecules; what is none is crossed out, with its text on it."""
+    pictures = np.zeros((len(smiles), *size, 3), np.uint8)
+    for number, text in enumerate(smiles):
+        molecule = None if text is None else parsed(text)
+        picture = _cross_out(text or "", size) if molecule is None else _draw(molecule, size)
+        pictures[number] = np.asarray(picture.convert("RGB"))
+    return pictures
+
+
+def _draw(molecule: Any, size: tuple[int, int]) -> Image.Image:
+    height, width = size
+    canvas = needed("rdkit.Chem.Draw.rdMolDraw2D").MolDraw2DCairo(width, height)
+    with needed("rdkit.rdBase").BlockLogs():
+        canvas.DrawMolecule(molecule)
+    canvas.FinishDrawing()
+    return Image.open(io.BytesIO(canvas.GetDrawingText()))
+
+
+def _cross_out(text: str, size: tuple[int, int]) -> Image.Image:
+    height, width = size
+    picture = Image.new("RGB", (width, height), "white")
+    pen = ImageDraw.Draw(picture)
+    pen.line((0, 0, width, height), fill=CROSS, width=2)
+    pen.line((0, height, width, 0), fill=CROSS, width=2)
+    lines = textwrap.wrap(printable(text), max(1, width // LETTER[0] - 1))[: height // LETTER[1]]
+    pen.multiline_text((LETTER[0] // 2, 0), "\n".join(lines), fill=TEXT)
+    return picture

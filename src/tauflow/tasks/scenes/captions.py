@@ -1,7 +1,7 @@
 """The captions of scenes: a small grammar, what a caption asks for, and captions as conditions.
 
     caption   = group | group "and" group | one relation one
-    group     = ("a" | "two" | "three" | "four") [colour] shape
+    group     = ("a" | "two" | "three" | "four") [color] shape
     relation  = "left of" | "right of" | "above" | "below"
 
 The two groups of a caption are of different shapes. What a caption asks for is a record in GenEval's format.
@@ -20,30 +20,30 @@ from tauflow.errors import SettingsError
 
 SHAPES = ("circle", "square", "triangle", "cross")
 PLURALS = ("circles", "squares", "triangles", "crosses")
-COLOURS = ("red", "green", "blue", "yellow")
+COLORS = ("red", "green", "blue", "yellow")
 NUMBERS = ("a", "two", "three", "four")
 RELATIONS = ("left of", "right of", "above", "below")
 OTHERWISE = {"an": "a", "one": "a", "1": "a", "2": "two", "3": "three", "4": "four", "under": "below"}
 PAD = "<pad>"
-WORDS = (PAD, *NUMBERS, "and", "left", "right", "of", "above", "below", *COLOURS, *SHAPES, *PLURALS)
+WORDS = (PAD, *NUMBERS, "and", "left", "right", "of", "above", "below", *COLORS, *SHAPES, *PLURALS)
 CAPTION_WORDS = 8  # of the longest caption: a red circle left of a blue square
-MOST_OBJECTS = 5  # of a scene
+MAX_OBJECTS = 5  # of a scene
 TASKS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")  # GenEval's names
 FREE = "free"  # the tag of a caption that is of none of these kinds
 
 
 @dataclass(frozen=True)
 class Group:
-    """Objects of one shape: `colour` is None where the caption says nothing of it."""
+    """Objects of one shape: `color` is None where the caption says nothing of it."""
 
     shape: int
     count: int = 1
-    colour: int | None = None
+    color: int | None = None
 
     def __str__(self) -> str:
-        colour = "" if self.colour is None else f"{COLOURS[self.colour]} "
+        color = "" if self.color is None else f"{COLORS[self.color]} "
         names = SHAPES if self.count == 1 else PLURALS
-        return f"{NUMBERS[self.count - 1]} {colour}{names[self.shape]}"
+        return f"{NUMBERS[self.count - 1]} {color}{names[self.shape]}"
 
 
 @dataclass(frozen=True)
@@ -65,19 +65,19 @@ class Caption:
     @property
     def tag(self) -> str:
         """Return the task of GenEval that the caption belongs to, or `free`."""
-        coloured = [group.colour is not None for group in self.groups]
+        colored = [group.color is not None for group in self.groups]
         single = all(group.count == 1 for group in self.groups)
         if self.relation is not None:
-            return FREE if any(coloured) else "position"
+            return FREE if any(colored) else "position"
         if len(self.groups) == 1:
             if single:
-                return "colors" if coloured[0] else "single_object"
-            return FREE if coloured[0] else "counting"
-        if not single or any(coloured) != all(coloured):
+                return "colors" if colored[0] else "single_object"
+            return FREE if colored[0] else "counting"
+        if not single or any(colored) != all(colored):
             return FREE
-        if all(coloured) and self.groups[0].colour == self.groups[1].colour:
+        if all(colored) and self.groups[0].color == self.groups[1].color:
             return FREE
-        return "color_attr" if all(coloured) else "two_object"
+        return "color_attr" if all(colored) else "two_object"
 
     @property
     def record(self) -> dict[str, Any]:
@@ -86,8 +86,8 @@ class Caption:
         include: list[dict[str, Any]] = []
         for group in groups:
             asked: dict[str, Any] = {"class": SHAPES[group.shape], "count": group.count}
-            if group.colour is not None:
-                asked["color"] = COLOURS[group.colour]
+            if group.color is not None:
+                asked["color"] = COLORS[group.color]
             include.append(asked)
         if self.relation is not None:
             include[1]["position"] = [RELATIONS[self.relation], 0]
@@ -155,18 +155,18 @@ def _words(text: str) -> list[str]:
 def _group(rest: list[str], text: str) -> Group:
     """Read a group and drop its words from the rest; a single object needs no article."""
     number = NUMBERS.index(rest.pop(0)) if rest and rest[0] in NUMBERS else None
-    colour = COLOURS.index(rest.pop(0)) if rest and rest[0] in COLOURS else None
+    color = COLORS.index(rest.pop(0)) if rest and rest[0] in COLORS else None
     name = rest.pop(0) if rest else ""
     if name in SHAPES and not number:
-        return Group(SHAPES.index(name), 1, colour)
+        return Group(SHAPES.index(name), 1, color)
     if name in PLURALS and number:
-        return Group(PLURALS.index(name), number + 1, colour)
+        return Group(PLURALS.index(name), number + 1, color)
     if name in PLURALS:
         many = f"{NUMBERS[0]} {SHAPES[PLURALS.index(name)]}, or {', '.join(NUMBERS[1:])} {name}"
         raise _bad(text, f"say how many {name}: {many}")
     begin = NUMBERS[0] if number is None else NUMBERS[number]
     names = ", ".join(PLURALS if number else SHAPES)
-    raise _bad(text, f"objects are {begin}, perhaps a colour, and one of {names}")
+    raise _bad(text, f"objects are {begin}, perhaps a color, and one of {names}")
 
 
 def _checked(caption: Caption, text: str) -> Caption:
@@ -175,8 +175,8 @@ def _checked(caption: Caption, text: str) -> Caption:
         raise _bad(text, "the two groups must have different shapes")
     if caption.relation is not None and caption.objects > 2:
         raise _bad(text, f"{RELATIONS[caption.relation]} must stand between single objects")
-    if caption.objects > MOST_OBJECTS:
-        raise _bad(text, f"a scene has at most {MOST_OBJECTS} objects")
+    if caption.objects > MAX_OBJECTS:
+        raise _bad(text, f"a scene has at most {MAX_OBJECTS} objects")
     return caption
 
 
