@@ -256,7 +256,7 @@ def test_classes_of_format_1_have_moved(trained, tmp_path):
     schedule = checkpoint["tauflow"]["model"]["init_args"]["schedule"]
     schedule["class_path"] = "tauflow.schedules.Nonsense"
     torch.save(checkpoint, tmp_path / "old.ckpt")
-    with pytest.raises(CheckpointError, match=r"names tauflow\.schedules\.Nonsense"):
+    with pytest.raises(CheckpointError, match=r"names tauflow\.process\.schedules\.Nonsense"):
         tauflow.load(tmp_path / "old.ckpt")
 
 
