@@ -27,7 +27,7 @@ from benchmarks.studies import STUDIES
 from benchmarks.studies.paired import difference_table
 from tauflow import files
 from tauflow.errors import TauflowError
-from tauflow.evaluation.store import Results
+from tauflow.evaluation.results import Results
 from tauflow.evaluation.tables import Frame, TableSpec, markdown_table
 from tauflow.samplers.registry import SAMPLERS, Option, described
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["lightning.pytorch", "tauflow.cli.train", "tauflow.evaluation.report"])
+SERVER.set_forkserver_preload(["lightning.pytorch", "tauflow.cli.train", "tauflow.evaluation.figures"])
 
 
 def run_script(

@@ -23,7 +23,7 @@ from benchmarks.studies.antibodies import Antibodies
 from benchmarks.studies.base import Settings
 from benchmarks.studies.command import main
 from tauflow.errors import CheckpointError, SettingsError
-from tauflow.evaluation.store import Results
+from tauflow.evaluation.results import Results
 from tauflow.recipes.antibodies import (
     ADALIMUMAB,
     PERTUZUMAB,

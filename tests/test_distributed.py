@@ -16,7 +16,7 @@ from conftest import ENV, ROOT, TINY, load_plain, read_scalars, run_train, train
 from tauflow import files
 from tauflow.cli.sample import sample
 from tauflow.evaluation.evaluate import DETAILS
-from tauflow.evaluation.store import Results
+from tauflow.evaluation.results import Results
 
 pytestmark = pytest.mark.slow
 

@@ -16,9 +16,9 @@ from tauflow import Masked, Mixture, Model, Trained, Uniform, files
 from tauflow.denoise.denoiser import LogitsEvaluation
 from tauflow.errors import FolderInUse, SamplingError, SettingsError, TauflowError, WriteError
 from tauflow.evaluation.evaluate import GridOptions, SamplerGrid, Sampling
+from tauflow.evaluation.figures import save_report
 from tauflow.evaluation.images import samples_of
-from tauflow.evaluation.report import save_report
-from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale, opened_results
+from tauflow.evaluation.results import REAL, Cell, Measured, Record, Results, Scale, opened_results
 from tauflow.evaluation.tables import Frame, Table, number_text, print_results, to_csv, to_markdown, turned
 from tauflow.samplers import SETS
 from tauflow.tasks import LabelledCountdown
@@ -259,11 +259,11 @@ from pathlib import Path
 
 import torch
 
-import tauflow.evaluation.store as store
+import tauflow.evaluation.results as store
 from tauflow.errors import TauflowError, WriteError
-from tauflow.evaluation.store import opened_results
+from tauflow.evaluation.results import opened_results
 from tauflow.evaluation.evaluate import GridOptions, run_grid
-from tauflow.evaluation.store import Cell
+from tauflow.evaluation.results import Cell
 
 rank, folder, free, busy = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
 torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)

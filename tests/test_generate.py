@@ -20,7 +20,7 @@ import tauflow.cli.sample
 from tauflow.cli.sample_text import HIDDEN, view
 from tauflow.errors import SamplingError, SettingsError
 from tauflow.evaluation.evaluate import Sampling
-from tauflow.evaluation.store import Results
+from tauflow.evaluation.results import Results
 from tauflow.recipes import pretrained
 from tauflow.recipes.antibodies import PERTUZUMAB, TRASTUZUMAB, Design, designed
 from tauflow.recipes.generate import Step

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from conftest import ENV, ROOT, TINY, assert_equal, load_plain, read_scalars
 
-from tauflow.evaluation.store import Results
+from tauflow.evaluation.results import Results
 
 KILLS = 12
 PER_CHAIN = 5  # kills of one run before it may end

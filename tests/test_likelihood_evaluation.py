@@ -12,9 +12,8 @@ from test_evaluation import LENGTH, VALUES, cell_of, exact, labelled, run, sampl
 import tauflow
 from tauflow import Masked, Mixture, Model, Trained, Uniform
 from tauflow.evaluation.evaluate import SamplerGrid, Sampling
-from tauflow.evaluation.figures import quality_figure
-from tauflow.evaluation.report import save_report
-from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale, opened_results
+from tauflow.evaluation.figures import quality_figure, save_report
+from tauflow.evaluation.results import REAL, Cell, Measured, Record, Results, Scale, opened_results
 from tauflow.evaluation.tables import Frame, number_text, print_results, to_csv, to_markdown
 from tauflow.evaluation.tensorboard import write_grid
 from tauflow.numerics import generator_for

@@ -14,9 +14,8 @@ from conftest import ROOT, sample_here, train_here
 import tauflow
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import measured, reference
-from tauflow.evaluation.figures import numbers_of, properties_figure, samples_csv
-from tauflow.evaluation.report import sample_files
-from tauflow.evaluation.store import Cell, Results, joined_tables
+from tauflow.evaluation.figures import numbers_of, properties_figure, sample_files, samples_csv
+from tauflow.evaluation.results import Cell, Results, joined_tables
 from tauflow.tasks import Molecules
 from tauflow.tasks.molecules.bins import Bins, property_names
 from tauflow.tasks.molecules.chemistry import canonical, properties

@@ -12,7 +12,7 @@ from conftest import TINY, assert_equal, load_plain, read_scalars, run_train, tr
 import tauflow
 from tauflow.cli.sample import sample as sample_cli
 from tauflow.cli.train import TauflowCLI
-from tauflow.evaluation.store import REAL, Results
+from tauflow.evaluation.results import REAL, Results
 from tauflow.evaluation.tables import Frame
 from tauflow.samplers import SAMPLERS
 from tauflow.samplers.leaping import Leaping

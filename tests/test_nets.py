@@ -68,7 +68,7 @@ def keys_of(config: dict, before: str = "") -> list[str]:
 def study() -> dict[str, str]:
     """Return a digest of what the smallest study records of each cell; it records no times."""
     from benchmarks.studies.command import main
-    from tauflow.evaluation.store import Results
+    from tauflow.evaluation.results import Results
 
     with tempfile.TemporaryDirectory() as folder:
         printed(main, "countdown", "--smoke", "--out", folder, "--no_progress")

@@ -22,7 +22,7 @@ from tauflow.evaluation.images import (
     text_width,
     wrapped,
 )
-from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale, Shown
+from tauflow.evaluation.results import REAL, Cell, Measured, Record, Results, Scale, Shown
 from tauflow.train import SHIPPED
 
 SIDE = 28  # pixels of a picture of the fashion model

@@ -19,7 +19,7 @@ from lightning.pytorch import Trainer
 import tauflow
 import tauflow.cli.sample
 from tauflow import files
-from tauflow.evaluation.store import REAL, Results, replace_samples
+from tauflow.evaluation.results import REAL, Results, replace_samples
 from tauflow.networks import TransformerConfig
 from tauflow.samplers import SAMPLERS
 from tauflow.samplers.registry import options_of

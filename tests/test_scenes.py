@@ -13,7 +13,7 @@ from conftest import ROOT, sample_here, train_here
 from tauflow.denoise import DROPPED
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import measured, real_items, reference, update
-from tauflow.evaluation.store import Results
+from tauflow.evaluation.results import Results
 from tauflow.tasks.scenes import Scenes, fit_towers, towers
 from tauflow.tasks.scenes.captions import (
     CAPTION_WORDS,

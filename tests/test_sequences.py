@@ -13,7 +13,7 @@ from conftest import ROOT, train_here
 
 import tauflow
 from tauflow.errors import CheckpointError, SettingsError
-from tauflow.evaluation.store import REAL, Results
+from tauflow.evaluation.results import REAL, Results
 from tauflow.tasks import Countdown, Sequences
 from tauflow.tasks.sequences.metrics import BrokenPadding, LengthTotalVariation, MeanLength, Unique
 from tauflow.tasks.sequences.sources import StringFiles, digest

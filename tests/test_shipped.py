@@ -14,7 +14,7 @@ from tauflow.cli import sample_request
 from tauflow.cli.sample import sample
 from tauflow.errors import CheckpointError
 from tauflow.evaluation.evaluate import choose_samplers, evaluate
-from tauflow.evaluation.store import Measured
+from tauflow.evaluation.results import Measured
 from tauflow.evaluation.tables import Frame
 from tauflow.tasks.molecules.chemistry import canonical
 from tauflow.train import SHIPPED

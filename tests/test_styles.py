@@ -3,7 +3,7 @@
 import pytest
 
 from tauflow.evaluation.figures import STYLES, quality_figure, styles
-from tauflow.evaluation.store import Cell, Measured, Record, Results, Scale
+from tauflow.evaluation.results import Cell, Measured, Record, Results, Scale
 from tauflow.evaluation.tables import Frame
 from tauflow.samplers import SAMPLERS
 from tauflow.samplers.registry import spec_name

@@ -20,7 +20,7 @@ from forked import run_script
 import tauflow
 from tauflow.cli.train import TauflowCLI
 from tauflow.errors import CheckpointError, SettingsError
-from tauflow.evaluation.store import Results
+from tauflow.evaluation.results import Results
 from tauflow.evaluation.tables import Frame
 from tauflow.tasks import Text
 from tauflow.tasks.base import Share

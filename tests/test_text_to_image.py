@@ -13,7 +13,7 @@ from benchmarks.studies.base import Settings, records
 from benchmarks.studies.command import main
 from benchmarks.studies.text_to_image import CHOICE_PROMPTS
 from tauflow.errors import SettingsError
-from tauflow.evaluation.store import REAL, Cell, Measured, Results, Scale
+from tauflow.evaluation.results import REAL, Cell, Measured, Results, Scale
 from tauflow.networks import TransformerConfig
 from tauflow.process import Metric, source_from
 from tauflow.tasks import Countdown, Scenes

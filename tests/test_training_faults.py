@@ -19,7 +19,7 @@ from conftest import ENV, TINY, assert_equal, load_plain, paused, read_scalars, 
 
 from tauflow.cli.train import next_version, train
 from tauflow.evaluation import evaluate
-from tauflow.evaluation.store import Results
+from tauflow.evaluation.results import Results
 from tauflow.files import held
 from tauflow.train.module import DFMModule
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from tauflow import Masked, Mixture, Model, sample
 from tauflow.networks import UNetConfig
-from tauflow.networks.heads import BOXES, CHUNK, Anchors, LogisticHead
 from tauflow.networks.network import Network
+from tauflow.networks.unet import BOXES, CHUNK, Anchors, LogisticHead
 
 V = 16
 CONFIGS = {

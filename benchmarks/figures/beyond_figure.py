@@ -15,7 +15,7 @@ from matplotlib.ticker import NullFormatter
 
 from benchmarks.pages import RESULTS, frame_of
 from tauflow.evaluation.figures import styles
-from tauflow.evaluation.store import REAL
+from tauflow.evaluation.results import REAL
 from tauflow.samplers.registry import spec_name
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import torch
 from benchmarks.studies.models import OnModels, Subject
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import Sampling
-from tauflow.evaluation.store import REAL, Cell, Factors, Results
+from tauflow.evaluation.results import REAL, Cell, Factors, Results
 from tauflow.evaluation.tables import Frame, View, number_text
 from tauflow.recipes.antibodies import ADALIMUMAB, ANTIBERTY, PERTUZUMAB, TRASTUZUMAB
 from tauflow.recipes.antibodies.chains import Design

@@ -18,7 +18,7 @@ from benchmarks.studies.report import FILES, save
 from tauflow import files
 from tauflow.errors import SettingsError, TauflowError
 from tauflow.evaluation.evaluate import GridOptions, run_grid, task_of
-from tauflow.evaluation.store import Cell, Factors, Measured, Record, Results, Scale, opened_results
+from tauflow.evaluation.results import Cell, Factors, Measured, Record, Results, Scale, opened_results
 from tauflow.evaluation.tables import View
 from tauflow.recipes import pretrained
 from tauflow.recipes.folders import digest_of

@@ -15,7 +15,7 @@ from benchmarks.studies.theory import LAWS, joint_law
 from tauflow.denoise import Model
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import choose_samplers, task_of
-from tauflow.evaluation.store import Cell, Factors, Measured, Record, Scale
+from tauflow.evaluation.results import Cell, Factors, Measured, Record, Scale
 from tauflow.evaluation.tables import View
 from tauflow.samplers import Sampler, sampler_from
 from tauflow.samplers.learned import dependence, learn_order

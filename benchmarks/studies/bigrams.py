@@ -17,7 +17,7 @@ from benchmarks.studies.models import OnModels
 from benchmarks.studies.subjects import CONTEXTS, DISTINCT, ENTROPY, ITEMS, with_learned
 from benchmarks.studies.transitions import SupportViolations, TransitionDivergence, TransitionTotalVariation
 from benchmarks.theory.laws import Chain, transition_counts
-from tauflow.evaluation.store import Factors
+from tauflow.evaluation.results import Factors
 from tauflow.tasks.text.corpus import BuiltIn
 from tauflow.tasks.text.metrics import Distinct, Entropy
 from tauflow.train import Trained

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from benchmarks.studies.laws import exact, laws
 from benchmarks.studies.subjects import ITEMS, OnLawsAndModels
-from tauflow.evaluation.store import REAL, Factors
+from tauflow.evaluation.results import REAL, Factors
 from tauflow.train import Trained
 
 SWEEPS = 4  # evaluations for each token, at most

@@ -13,7 +13,7 @@ from benchmarks.studies.base import Study, records
 from tauflow.denoise import LearnedCounts, Model
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import choose_samplers, task_of
-from tauflow.evaluation.store import Cell, Factors, Measured, Record, Results, Scale
+from tauflow.evaluation.results import Cell, Factors, Measured, Record, Results, Scale
 from tauflow.evaluation.tables import Frame, View
 from tauflow.samplers import Problem
 from tauflow.samplers.learned import Shortest, budgets, excess, forecast

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from benchmarks.studies.subjects import OnLawsAndModels, entropy_of, quality_of, with_legend
 from tauflow.evaluation.evaluate import Sampling
 from tauflow.evaluation.figures import styles
-from tauflow.evaluation.store import REAL, Factors, Measured, Results
+from tauflow.evaluation.results import REAL, Factors, Measured, Results
 from tauflow.evaluation.tables import Frame, View, number_text
 
 PERPLEXITIES = ("ppl", "perplexity")  # how their names begin; they are compared by their logarithms

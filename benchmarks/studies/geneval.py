@@ -23,7 +23,7 @@ from benchmarks.studies.geneval_results import Result, read, report, write
 from tauflow import files
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import progress_bar
-from tauflow.evaluation.store import held
+from tauflow.evaluation.results import held
 from tauflow.tasks.images.sources import opened
 from tauflow.tasks.scenes.clip import CLIP, ClipScore, check_distinct_labels
 from tauflow.tasks.scenes.rules import detected_colors, evaluate

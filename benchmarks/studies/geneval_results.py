@@ -8,7 +8,7 @@ from typing import Any
 
 from tauflow import files
 from tauflow.errors import TauflowError
-from tauflow.evaluation.store import Measured, check_kinds
+from tauflow.evaluation.results import Measured, check_kinds
 from tauflow.evaluation.tables import number_text
 from tauflow.tasks.scenes.clip import model_label
 from tauflow.tasks.scenes.rules import (

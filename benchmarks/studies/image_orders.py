@@ -10,7 +10,7 @@ from benchmarks.studies.images import METRIC, NEEDS, image_task
 from tauflow.denoise import Model
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import Sampling, check, nll_scales, no_nll, task_of, with_nll
-from tauflow.evaluation.store import Cell, Factors, Scale
+from tauflow.evaluation.results import Cell, Factors, Scale
 from tauflow.evaluation.tables import View
 from tauflow.samplers import Sampler, sampler_from
 from tauflow.tasks import Images

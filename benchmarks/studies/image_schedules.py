@@ -9,7 +9,7 @@ from benchmarks.studies.images import METRIC, OnImages
 from benchmarks.studies.paired import difference
 from tauflow.denoise import Model
 from tauflow.errors import SettingsError
-from tauflow.evaluation.store import REAL, Factors, Measured, Results
+from tauflow.evaluation.results import REAL, Factors, Measured, Results
 from tauflow.evaluation.tables import Frame, TableSpec, View, number_text
 from tauflow.process import Mixture
 from tauflow.train import Trained

@@ -10,7 +10,7 @@ from benchmarks.studies.pictured import PICTURED, PICTURES, write_pictures
 from tauflow import tasks
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import Sampling, real_items, task_of
-from tauflow.evaluation.store import Cell, Factors, Results, Shown
+from tauflow.evaluation.results import Cell, Factors, Results, Shown
 from tauflow.train import Trained
 
 FEATURES = "lite0"  # the network in whose features pictures are compared, unless --data features=... says

@@ -24,7 +24,7 @@ from tauflow.evaluation.evaluate import (
     task_of,
     with_nll,
 )
-from tauflow.evaluation.store import REAL, Cell, Factors, Scale
+from tauflow.evaluation.results import REAL, Cell, Factors, Scale
 from tauflow.evaluation.tables import View
 from tauflow.samplers import Sampler, sampler_from
 from tauflow.train import Trained

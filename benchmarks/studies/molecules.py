@@ -12,7 +12,7 @@ from tauflow import files, tasks
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import Sampling, task_of
 from tauflow.evaluation.images import samples_figure
-from tauflow.evaluation.store import REAL, Cell, Factors, Results
+from tauflow.evaluation.results import REAL, Cell, Factors, Results
 from tauflow.evaluation.tables import Frame, View, number_text
 from tauflow.samplers import Prompt, Sampler, sampler_from
 from tauflow.tasks.sequences.metrics import lengths_of

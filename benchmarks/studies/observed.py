@@ -7,7 +7,7 @@ from benchmarks.studies.base import Study, records
 from benchmarks.theory import observers
 from benchmarks.theory.diagnostic import Diagnostic
 from tauflow.errors import SettingsError
-from tauflow.evaluation.store import Cell, Factors, Measured, Record, Scale
+from tauflow.evaluation.results import Cell, Factors, Measured, Record, Scale
 from tauflow.evaluation.tables import View
 from tauflow.numerics import generator_for
 from tauflow.samplers import sample

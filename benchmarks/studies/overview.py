@@ -12,7 +12,7 @@ from benchmarks.studies.base import records
 from benchmarks.studies.models import OnModels, Subject
 from benchmarks.studies.subjects import OnLawsAndModels
 from tauflow.denoise import Model
-from tauflow.evaluation.store import Cell, Factors, Measured, Results, Scale
+from tauflow.evaluation.results import Cell, Factors, Measured, Results, Scale
 from tauflow.evaluation.tables import Frame, View
 from tauflow.samplers import Sampler, sample
 from tauflow.train import Trained

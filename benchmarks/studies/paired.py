@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from tauflow.errors import TauflowError
-from tauflow.evaluation.store import Cell, Measured, Record, Results, Scale
+from tauflow.evaluation.results import Cell, Measured, Record, Results, Scale
 from tauflow.evaluation.tables import Frame, TableSpec, View, number_text, thinned
 
 

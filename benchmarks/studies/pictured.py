@@ -9,7 +9,7 @@ from benchmarks.studies.models import Subject
 from tauflow import files
 from tauflow.evaluation.evaluate import task_of
 from tauflow.evaluation.images import Block, Strip, captions_of, mosaic, samples_of
-from tauflow.evaluation.store import Cell, Results
+from tauflow.evaluation.results import Cell, Results
 from tauflow.evaluation.tables import View
 
 PICTURED = 8  # the budget whose samples are shown

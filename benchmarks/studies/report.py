@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from benchmarks.studies.paired import difference_table, with_differences
 from tauflow import files
 from tauflow.evaluation.figures import panels_figure
-from tauflow.evaluation.store import Results
+from tauflow.evaluation.results import Results
 from tauflow.evaluation.tables import Frame, TableSpec, markdown_table, remarks, to_csv
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from benchmarks.studies.base import Study, records
 from tauflow.denoise import Model
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import choose_samplers
-from tauflow.evaluation.store import Cell, Factors, Measured, Record, Scale
+from tauflow.evaluation.results import Cell, Factors, Measured, Record, Scale
 from tauflow.process import Mixture, Polynomial
 from tauflow.samplers import Sampler, sample
 from tauflow.tasks.metrics import standard_error

@@ -18,7 +18,7 @@ from tauflow.denoise import Model
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import choose_samplers, scales, task_of
 from tauflow.evaluation.figures import draw_panel, styles
-from tauflow.evaluation.store import REAL, Factors, Results, Scale
+from tauflow.evaluation.results import REAL, Factors, Results, Scale
 from tauflow.evaluation.tables import Frame, View
 from tauflow.samplers import SETS, Sampler, sampler_from, split_specs
 from tauflow.samplers.independent import Independent

@@ -14,7 +14,7 @@ from tauflow import tasks
 from tauflow.denoise import Model
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import Sampling, choose_samplers, task_of
-from tauflow.evaluation.store import REAL, Cell, Factors, Results, Scale
+from tauflow.evaluation.results import REAL, Cell, Factors, Results, Scale
 from tauflow.evaluation.tables import Frame, TableSpec, View, number_text
 from tauflow.process import Metric
 from tauflow.samplers import Sampler, sampler_from

@@ -18,7 +18,7 @@ from benchmarks.theory.propagator import PROPAGATED, Propagator, slope
 from tauflow.denoise import Evaluation
 from tauflow.denoise.denoiser import Denoiser, Wrapper
 from tauflow.errors import SettingsError
-from tauflow.evaluation.store import Cell, Factors, Measured, Record, Scale
+from tauflow.evaluation.results import Cell, Factors, Measured, Record, Scale
 from tauflow.evaluation.tables import View
 from tauflow.process import Mixture, Schedule, schedule_from, source_from
 from tauflow.samplers import State, sampler_from

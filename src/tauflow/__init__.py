@@ -44,7 +44,7 @@ from tauflow.samplers.learned import learn_counts, learn_influence, learn_order
 if TYPE_CHECKING:
     from tauflow.evaluation.callback import SamplerEvaluation
     from tauflow.evaluation.evaluate import evaluate
-    from tauflow.evaluation.store import Results
+    from tauflow.evaluation.results import Results
     from tauflow.networks import Network, NetworkConfig
     from tauflow.recipes import pretrained
     from tauflow.recipes.generate import generate
@@ -61,7 +61,7 @@ _LAZY = {  # these bring lightning along, so they are imported when they are fir
     "DFMModule": "tauflow.train",
     "Network": "tauflow.networks",
     "NetworkConfig": "tauflow.networks",
-    "Results": "tauflow.evaluation.store",
+    "Results": "tauflow.evaluation.results",
     "SamplerEvaluation": "tauflow.evaluation.callback",
     "Task": "tauflow.tasks",
     "Trained": "tauflow.train",

@@ -19,7 +19,7 @@ from benchmarks.studies.transitions import (
     TransitionTotalVariation,
 )
 from benchmarks.theory.laws import Chain, transition_counts
-from tauflow.evaluation.store import REAL, Cell, Measured, Results, Scale
+from tauflow.evaluation.results import REAL, Cell, Measured, Results, Scale
 from tauflow.evaluation.tables import Frame
 from tauflow.numerics import generator_for
 from tauflow.samplers import sampler_from

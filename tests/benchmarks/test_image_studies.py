@@ -19,7 +19,7 @@ from benchmarks.studies.image_orders import orders
 from benchmarks.studies.image_schedules import verdict
 from benchmarks.studies.paired import with_differences
 from tauflow.errors import TauflowError
-from tauflow.evaluation.store import REAL, Cell, Measured, Results, Scale
+from tauflow.evaluation.results import REAL, Cell, Measured, Results, Scale
 from tauflow.evaluation.tables import Frame
 from tauflow.networks import UNetConfig
 from tauflow.process import source_from

@@ -10,7 +10,7 @@ from benchmarks.studies.base import Settings
 from benchmarks.studies.molecules import SCAFFOLDS, chains_of, enough_table
 from benchmarks.studies.moses_rows import MOSES, PUBLISHED
 from tauflow.errors import SettingsError
-from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale
+from tauflow.evaluation.results import REAL, Cell, Measured, Record, Results, Scale
 from tauflow.evaluation.tables import Frame
 from tauflow.tasks import Molecules
 from tauflow.tasks.molecules.chemistry import canonical

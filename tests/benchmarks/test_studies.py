@@ -30,7 +30,7 @@ from benchmarks.studies.theory import with_schedule
 from tauflow import files
 from tauflow.denoise.denoiser import Wrapper
 from tauflow.errors import SettingsError, TauflowError
-from tauflow.evaluation.store import REAL, Cell, Measured, Record, Results, Scale
+from tauflow.evaluation.results import REAL, Cell, Measured, Record, Results, Scale
 from tauflow.evaluation.tables import Frame, View, to_csv
 from tauflow.process import schedule_from
 from tauflow.samplers import sampler_from

@@ -23,7 +23,7 @@ from tauflow import Model, Trained
 from tauflow.cli.sample_help import epilog
 from tauflow.errors import SamplingError
 from tauflow.evaluation.evaluate import Sampling, measure_cell
-from tauflow.evaluation.store import Results
+from tauflow.evaluation.results import Results
 from tauflow.evaluation.tables import to_markdown
 from tauflow.recipes import pretrained
 from tauflow.samplers import SAMPLERS, SETS, sampler_from

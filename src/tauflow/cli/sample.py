@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tauflow.cli.sample_request import Request
     from tauflow.evaluation.evaluate import SamplerGrid
-    from tauflow.evaluation.store import Results
+    from tauflow.evaluation.results import Results
 
 SAMPLES = Path("samples")  # folder for images without --out
 
@@ -70,8 +70,8 @@ def _sample(arguments: argparse.Namespace) -> bool:
     from tauflow.cli.sample_models import loaded_pretrained
     from tauflow.cli.sample_request import checkpoint_of, refuse_unfit, requested, tensorboard_folder
     from tauflow.evaluation.evaluate import GridOptions
-    from tauflow.evaluation.report import FILES, shows_more_than_text
-    from tauflow.evaluation.store import held_samples, opened_results
+    from tauflow.evaluation.figures import FILES, shows_more_than_text
+    from tauflow.evaluation.results import held_samples, opened_results
 
     refuse_unfit(arguments)
     text = asks_for_text(arguments, parser())
@@ -160,9 +160,9 @@ def _announce(request: "Request", results: "Results", arguments: argparse.Namesp
 
 def _show(arguments: argparse.Namespace, results: "Results", grid: "SamplerGrid") -> None:
     """Show the results, and write them where they were asked for."""
+    from tauflow.evaluation.figures import sample_files, save_report, shows_more_than_text
     from tauflow.evaluation.images import print_samples
-    from tauflow.evaluation.report import sample_files, save_report, shows_more_than_text
-    from tauflow.evaluation.store import replace_samples
+    from tauflow.evaluation.results import replace_samples
     from tauflow.evaluation.tables import print_results
 
     given = grid.sampling.prompt

@@ -17,8 +17,8 @@ from torch.utils.tensorboard import SummaryWriter
 from tauflow.errors import SettingsError
 from tauflow.evaluation import tensorboard
 from tauflow.evaluation.evaluate import GridOptions, SamplerGrid, Sampling, nll_units
-from tauflow.evaluation.report import save_report
-from tauflow.evaluation.store import Factors, Results
+from tauflow.evaluation.figures import save_report
+from tauflow.evaluation.results import Factors, Results
 from tauflow.evaluation.tables import View, cell_name
 from tauflow.tasks import Task
 from tauflow.train import Trained

@@ -29,7 +29,7 @@ from tauflow.distributed import (
     world_size,
 )
 from tauflow.errors import SamplingError, TauflowError, WriteError
-from tauflow.evaluation.store import (
+from tauflow.evaluation.results import (
     REAL,
     Cell,
     Factors,

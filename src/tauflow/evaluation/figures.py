@@ -9,6 +9,7 @@ import hashlib
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +20,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 from torch import Tensor
 
+from tauflow import files
 from tauflow.evaluation.evaluate import real_items, val_count
-from tauflow.evaluation.store import REAL, Cell, Measured, Results, Table, Tabled, table_of
-from tauflow.evaluation.tables import COLUMNS, Frame, View, direction
+from tauflow.evaluation.images import Known, film_figure, samples_figure, samples_text, shows_pictures
+from tauflow.evaluation.results import REAL, SAMPLE_FILES, Cell, Measured, Results, Table, Tabled, table_of
+from tauflow.evaluation.tables import COLUMNS, Frame, View, direction, to_csv, to_markdown
 from tauflow.samplers.registry import spec_name
 from tauflow.tasks import Task
 
@@ -340,3 +343,61 @@ def _edges(columns: list[np.ndarray]) -> np.ndarray:
     if not len(together):
         return np.linspace(0.0, 1.0, BINS + 1)
     return np.histogram_bin_edges(together, BINS)
+
+
+# The files of a finished evaluation: results.json, .csv, .md, figures, and the samples.
+
+
+FILES = (
+    *("results.csv", "results.md", "samples.txt", "quality_vs_nfe.png", *SAMPLE_FILES),
+    "tensorboard/**/events.out.tfevents.*",
+)
+"""What sample.py writes to --out in addition to results.json."""
+MOST_ROWS = 24  # of samples.png, before it shows the largest budget alone
+
+
+def save_report(results: Results, folder: Path, task: Task, given: Known | None = None) -> list[str]:
+    """Write the files of an evaluation, each atomically; return their names. `given` was to be completed."""
+    results.save(folder)
+    files.write(folder / "results.csv", to_csv(results))
+    files.write(folder / "results.md", to_markdown(results))
+    files.write(folder / "samples.txt", samples_text(results, task))
+    names = ["results.json", "results.csv", "results.md", "samples.txt"]
+    frame = Frame(results)
+    metrics = [metric for metric in frame.metrics() if frame.xs("", metric)]
+    if metrics:
+        with files.atomic(folder / "quality_vs_nfe.png") as file:
+            quality_figure(frame, metrics[0]).savefig(file, format="png", dpi=120)
+        names.append("quality_vs_nfe.png")
+    shown = sample_files(results, task, given)
+    for name, content in shown.items():
+        files.write(folder / name, content)
+    return [*names, *shown]
+
+
+def shows_more_than_text(task: Task) -> bool:
+    """Return whether a task has pictures of its samples, or a table."""
+    return shows_pictures(task) or isinstance(task, Tabled)
+
+
+def sample_files(results: Results, task: Task, given: Known | None = None) -> dict[str, bytes]:
+    """Return what the task has to show of samples in addition to text, as files by name.
+
+    samples.png, and evolution.png of the cells measured just now, where there are pictures; samples.csv where
+    the task has a table, and properties.png where that has numbers. `given` is what was to be completed. Of a
+    large grid the pictures are those of the largest budget.
+    """
+    cells = [cell for cell in results.cells if cell.shown]
+    if len(cells) > MOST_ROWS:
+        largest = max(cell.factors["nfe"] for cell in cells)
+        cells = [cell for cell in cells if cell.factors["nfe"] == largest]
+    drawn = {"samples.png": samples_figure(cells, task, given), "evolution.png": film_figure(cells, task)}
+    drawn["properties.png"] = properties_figure(results, task)
+    found = {}
+    for name, figure in drawn.items():
+        if figure is not None:
+            file = io.BytesIO()
+            figure.savefig(file, format="png", dpi="figure")
+            found[name] = file.getvalue()
+    table = samples_csv(results)
+    return found | ({"samples.csv": table.encode()} if table else {})

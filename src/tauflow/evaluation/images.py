@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from torch import Tensor
 
-from tauflow.evaluation.store import Cell, Drawn, Results
+from tauflow.evaluation.results import Cell, Drawn, Results
 from tauflow.evaluation.tables import View, cell_name, number_text
 from tauflow.tasks import Task
 

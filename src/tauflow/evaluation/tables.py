@@ -11,7 +11,7 @@ from fnmatch import fnmatch
 from typing import TYPE_CHECKING
 
 from tauflow.errors import TauflowError, printable
-from tauflow.evaluation.store import NUMBERS, REAL, Factor, Factors, Measured, Results, Scale
+from tauflow.evaluation.results import NUMBERS, REAL, Factor, Factors, Measured, Results, Scale
 from tauflow.samplers.registry import spec_name
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from tauflow.evaluation.images import (
     samples_of,
     shows_only_pictures,
 )
-from tauflow.evaluation.store import REAL, Cell, Results
+from tauflow.evaluation.results import REAL, Cell, Results
 from tauflow.evaluation.tables import Frame, View, cell_name, to_markdown
 from tauflow.tasks import Task
 

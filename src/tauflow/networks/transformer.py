@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tauflow.denoise import DROPPED
 from tauflow.errors import SettingsError
-from tauflow.networks.heads import ConditionFeatures, ConditionTokens, Places, TimeFeatures
-from tauflow.networks.network import Network, NetworkConfig
+from tauflow.networks.network import ConditionFeatures, Network, NetworkConfig, TimeFeatures
 
 NEWER = ("condition", "rotary_base", "output_scale", "places")  # settings that earlier versions did not have
 ConditionName = Literal["added", "tokens"]
@@ -257,3 +257,53 @@ def _rotate_(qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     second.mul_(cos).addcmul_(first, sin)
     first.copy_(rotated)
     return qkv
+
+
+class ConditionTokens(nn.Module):
+    """A token for each word of a caption, whose columns have one vocabulary; its last row is "not given".
+
+    A token is the sum of what the word is, where it stands, and the pair that it makes with the word before
+    it: what belongs together in "a red circle and a blue square" is seen at once, where attention alone takes
+    very long to find it. Of a large vocabulary some pairs share a row.
+    """
+
+    most_pairs = 2**14  # rows of their table
+
+    def __init__(self, conditions: tuple[int, ...], width: int):
+        super().__init__()
+        if len(set(conditions)) > 1:
+            raise SettingsError(
+                f"condition=tokens reads columns of one vocabulary, these have {conditions} values; use "
+                "condition=added"
+            )
+        words = conditions[0] + 1
+        self.words = nn.Embedding(words, width)
+        self.columns = nn.Parameter(torch.randn(len(conditions), width))
+        self.pairs = nn.Embedding(min(words**2, self.most_pairs), width)
+        nn.init.zeros_(self.pairs.weight)
+
+    def forward(self, condition: Tensor | None, count: int) -> Tensor:
+        """Return tokens (B, C, W) of a condition (B, C); none at all is one that drops every column."""
+        words = self.words.num_embeddings
+        if condition is None:
+            condition = torch.full((count, len(self.columns)), DROPPED, device=self.columns.device)
+        condition = torch.where(condition == DROPPED, words - 1, condition)
+        before = F.pad(condition[:, :-1], (1, 0), value=words - 1)
+        pairs = (before * words + condition) % self.pairs.num_embeddings
+        return self.words(condition) + self.columns + self.pairs(pairs)
+
+
+class Places(nn.Module):
+    """A learned vector of each place: the sum of one for each axis, its row and its column for instance."""
+
+    def __init__(self, axes: tuple[int, ...], width: int):
+        super().__init__()
+        scale = 1 / (2 * math.sqrt(max(1, len(axes))))  # together half as large as the embedding of a token
+        self.tables = nn.ParameterList(nn.Parameter(torch.randn(size, width) * scale) for size in axes)
+
+    def forward(self) -> Tensor:
+        """Return vectors (D, W), the last axis fastest."""
+        total = self.tables[0]
+        for table in list(self.tables)[1:]:
+            total = total[..., None, :] + table
+        return total.flatten(0, -2)
