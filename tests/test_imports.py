@@ -1,6 +1,7 @@
-"""Who may import what: the layers of the package, checked transitively, and what imports bring along."""
+"""Rules for the whole tree: which layer may import which, what an import brings along, and words to avoid."""
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
@@ -71,23 +72,24 @@ def layer(module: str) -> str:
     return parts[1] if len(parts) > 1 else ""
 
 
-@pytest.mark.parametrize("module", sorted(name for name in MODULES if layer(name) in RANK))
-def test_layers(module):
-    own = RANK[layer(module)]
+def test_layers():
+    """A module imports no module of its own rank or above, but for its own package."""
     wrong = [
-        name
+        (module, name)
+        for module in MODULES
+        if layer(module) in RANK
         for name in reached(module)
         if name in MODULES
         and layer(name) in RANK
         and layer(name) != layer(module)
-        and RANK[layer(name)] >= own
+        and RANK[layer(name)] >= RANK[layer(module)]
     ]
-    assert not wrong, f"{module} stands below {wrong}"
+    assert not wrong
 
 
-@pytest.mark.parametrize("module", sorted(name for name in MODULES if layer(name) not in MAY_BE_HEAVY))
-def test_core_needs_torch_and_numpy_only(module):
-    assert not HEAVY & reached(module)
+def test_core_needs_torch_and_numpy_only():
+    heavy = [module for module in MODULES if layer(module) not in MAY_BE_HEAVY and HEAVY & reached(module)]
+    assert not heavy
 
 
 def test_tasks_bring_no_lightning():
@@ -118,3 +120,22 @@ def test_public_names_exist():
         assert getattr(tauflow, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         tauflow.nonsense  # noqa: B018
+
+
+def test_only_the_process_looks_at_its_source():
+    for path in SRC.rglob("*.py"):
+        if path.parent.name != "process":
+            assert not re.search(r"isinstance\([^)]*(Masked|Uniform|Marginal)\b", path.read_text()), path
+
+
+UNWANTED = re.compile(
+    r"\b(mend(s|ed|ing)?|rooms?|(leave|leaves|leaving|left) out|(go|goes|going|went) on)\b", re.IGNORECASE
+)
+"""Unusual words for fix, module, skip or omit, and continue or resume."""
+
+
+def test_usual_words():
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for path in [*sorted(SRC.rglob("*.py")), *pages]:
+        found = [line for line in path.read_text().splitlines() if UNWANTED.search(line)]
+        assert not found, path
