@@ -8,7 +8,7 @@ import tauflow
 from benchmarks.theory.laws import EnumerableLaw
 from tauflow import Model
 from tauflow.errors import SamplingError
-from tauflow.samplers import SAMPLERS, sampler_from
+from tauflow.samplers import sampler_from
 
 V, B, D = 5, 3, 12
 ORDER = (7 * torch.arange(D)) % D
@@ -29,28 +29,27 @@ def model(process) -> Model:
 
 
 CASES = [
-    pytest.param(name, process, id=f"{name}-{process.name}")
-    for name in SAMPLERS
-    for process in PROCESSES
-    if not SAMPLERS[name]().refuses(model(process))
+    *[("tr_cie", "masked"), ("tr_cie", "metric"), ("euler", "uniform"), ("theta_trapezoidal", "marginal")],
+    *[("tweedie", "metric"), ("tweedie_d3pm", "uniform"), ("fudoki", "masked"), ("shs", "uniform")],
+    *[("spaced_sharp", "masked"), ("klass", "masked"), ("bridge", "marginal"), ("renoise", "uniform")],
+    *[("gibbs", "uniform"), ("remdm_cap", "masked"), ("psi", "uniform")],
 ]
 
 
-@pytest.mark.parametrize(("name", "process"), CASES)
-def test_samples_hold_allowed_tokens_at_the_same_cost(name, process):
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_samples_hold_allowed_tokens_at_the_same_cost(name, kind):
+    process = process_named(kind, V)
     free = model(process)
     sampler = sampler_from(name, free)
     may = some()
     for nfe in (4, 9):
         found = tauflow.sample(free.allowing(may), sampler, nfe, count=B)
         assert found.nfe == tauflow.sample(free, sampler, nfe, count=B).nfe
-        if process.absorbing or name != "tr_cie_paper":  # which leaves noise where it is
-            assert may[torch.arange(D), found.tokens].all()
+        assert may[torch.arange(D), found.tokens].all()
 
 
-@pytest.mark.parametrize("process", PROCESSES, ids=lambda process: process.name)
-def test_all_tokens_allowed_change_no_sample(process):
-    free = model(process)
+def test_all_tokens_allowed_change_no_sample():
+    free = model(PROCESSES[1])
     for each in (torch.ones(D, V, dtype=torch.bool), torch.ones(V, dtype=torch.bool)):
         samples = [tauflow.sample(one, "tr_cie", 6, count=B).tokens for one in (free, free.allowing(each))]
         assert torch.equal(*samples)

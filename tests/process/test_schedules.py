@@ -23,26 +23,24 @@ EXACT_SURVIVAL = {
 mpmath.mp.dps = 60
 
 
-@pytest.fixture(params=ALL, ids=str)
-def name(request):
-    return request.param
-
-
-def test_ends_and_growth(name):
-    schedule, t = ALL[name], torch.linspace(0, 1, 1001, dtype=torch.float64)
-    kappa = schedule.kappa(t)
-    assert kappa[0] == 0
-    assert kappa[-1] == 1
-    assert (kappa.diff() > 0).all()
-    torch.testing.assert_close(kappa + schedule.survival(t), torch.ones_like(t))
+def test_ends_and_growth():
+    t = torch.linspace(0, 1, 1001, dtype=torch.float64)
+    for schedule in ALL.values():
+        kappa = schedule.kappa(t)
+        assert kappa[0] == 0
+        assert kappa[-1] == 1
+        assert (kappa.diff() > 0).all()
+        torch.testing.assert_close(kappa + schedule.survival(t), torch.ones_like(t))
+        assert schedule.rate_factor(1.0) == schedule.tau(1.0) == math.inf
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ALL)
 def test_against_high_precision_at_both_ends(name, dtype):
     """Relative error of a few ulp at times whose distance to 0 or 1 goes down to the last bit: any
     cancellation would show as 1e-3."""
     eps = torch.finfo(dtype).eps
-    near = torch.logspace(math.log10(4 * eps), math.log10(0.4), 40, dtype=torch.float64).to(dtype)
+    near = torch.logspace(math.log10(4 * eps), math.log10(0.4), 20, dtype=torch.float64).to(dtype)
     schedule = ALL[name]
     for t in torch.cat([near, 1 - near]):
         exact_t = mpmath.mpf(t.item())
@@ -60,42 +58,47 @@ def test_against_high_precision_at_both_ends(name, dtype):
             assert value.dtype == dtype
 
 
-def test_tau_round_trip_up_to_30(name):
+def test_tau_round_trip_up_to_30():
     """t is stored with a relative error of eps / 2, which moves tau by up to eps / 2 * rate_factor: nothing
     worse may be added."""
-    schedule, tau = ALL[name], torch.linspace(0.01, 30, 3000, dtype=torch.float64)
-    t = schedule.t_from_tau(tau)
-    error = (schedule.tau(t) - tau).abs()
-    assert (error <= 2 * torch.finfo(torch.float64).eps * (schedule.rate_factor(t) * t + 1 + tau)).all()
-    assert schedule.tau(schedule.t_from_tau(0.0)) == 0
+    tau = torch.linspace(0.01, 30, 3000, dtype=torch.float64)
+    for schedule in ALL.values():
+        t = schedule.t_from_tau(tau)
+        error = (schedule.tau(t) - tau).abs()
+        assert (error <= 2 * torch.finfo(torch.float64).eps * (schedule.rate_factor(t) * t + 1 + tau)).all()
+        assert schedule.tau(schedule.t_from_tau(0.0)) == 0
 
 
-def test_kappa_round_trip(name):
-    schedule, kappa = ALL[name], torch.linspace(0, 1, 1001, dtype=torch.float64)
-    torch.testing.assert_close(schedule.kappa(schedule.t_from_kappa(kappa)), kappa, atol=1e-15, rtol=1e-14)
+def test_kappa_round_trip():
+    kappa = torch.linspace(0, 1, 1001, dtype=torch.float64)
+    for schedule in ALL.values():
+        again = schedule.kappa(schedule.t_from_kappa(kappa))
+        torch.testing.assert_close(again, kappa, atol=1e-15, rtol=1e-14)
 
 
-def test_kappa_dot_is_the_derivative(name):
-    schedule, t = ALL[name], torch.linspace(0.05, 0.95, 19, dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(schedule.kappa(t).sum(), t)
-    torch.testing.assert_close(schedule.kappa_dot(t.detach()), slope)
+def test_kappa_dot_is_the_derivative():
+    t = torch.linspace(0.05, 0.95, 19, dtype=torch.float64, requires_grad=True)
+    for schedule in ALL.values():
+        (slope,) = torch.autograd.grad(schedule.kappa(t).sum(), t)
+        torch.testing.assert_close(schedule.kappa_dot(t.detach()), slope)
 
 
-def test_numbers_and_tensors_agree(name):
-    schedule = ALL[name]
-    for function in (
-        schedule.kappa,
-        schedule.kappa_dot,
-        schedule.tau,
-        schedule.t_from_tau,
-        schedule.rate_factor,
-        schedule.t_from_kappa,
-        schedule.odds,
-        schedule.t_from_odds,
-    ):
-        number = function(0.3)
-        assert isinstance(number, float)
-        assert number == function(torch.tensor([[0.3]], dtype=torch.float64)).item()
+def test_numbers_and_tensors_agree():
+    functions = (
+        "kappa",
+        "kappa_dot",
+        "tau",
+        "t_from_tau",
+        "rate_factor",
+        "t_from_kappa",
+        "odds",
+        "t_from_odds",
+    )
+    for schedule in ALL.values():
+        for function in functions:
+            number = getattr(schedule, function)(0.3)
+            assert isinstance(number, float)
+            assert number == getattr(schedule, function)(torch.tensor([[0.3]], dtype=torch.float64)).item()
 
 
 def test_by_name_by_class_and_by_exponent():
@@ -109,14 +112,10 @@ def test_by_name_by_class_and_by_exponent():
     assert schedule_from(Polynomial, exponent=3) == schedule_from("cubic")
 
 
-def test_the_rate_is_infinite_at_the_end(name):
-    assert ALL[name].rate_factor(1.0) == ALL[name].tau(1.0) == math.inf
-
-
-@pytest.mark.parametrize("exponent", [0, -1.0, float("nan"), float("inf")])
-def test_bad_exponent(exponent):
-    with pytest.raises(ValueError, match="exponent m > 0"):
-        Polynomial(exponent)
+def test_bad_exponent():
+    for exponent in (0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="exponent m > 0"):
+            Polynomial(exponent)
 
 
 def test_unknown_name_lists_the_known_ones():

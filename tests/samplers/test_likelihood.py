@@ -62,9 +62,7 @@ def test_a_time_grid_sampler_has_the_likelihood_of_its_exact_law(name):
     assert ((found - exact[place]).abs() <= 5 * error + 1e-9).all()
 
 
-@pytest.mark.parametrize(
-    "spec", ["tweedie", "fhs", "spaced", "spaced_even", "learned_order", "entropy_budget"]
-)
+@pytest.mark.parametrize("spec", ["tweedie", "fhs", "spaced", "learned_order", "entropy_budget"])
 def test_the_likelihood_is_that_of_the_samples(spec):
     """Two evaluations for four coordinates, so that coordinates are drawn together: frequencies of all 81
     sequences among 40 000 samples, each within five standard errors of both sides."""
@@ -77,11 +75,11 @@ def test_the_likelihood_is_that_of_the_samples(spec):
     assert found.sum().item() == pytest.approx(1, abs=5 * error.square().sum().sqrt().item() + 1e-9)
 
 
-@pytest.mark.parametrize("spec", ["fhs", "spaced", "spaced_even", "learned_order", "entropy_budget"])
-def test_one_coordinate_an_evaluation_gives_the_law_itself(spec):
+def test_one_coordinate_an_evaluation_gives_the_law_itself():
     """With an exact denoiser and N = D the likelihood is that of the data, whatever the order."""
-    nats = tauflow.nll(law_model(), spec, 4, LAW.sequences)
-    assert torch.allclose(nats, -LAW.probabilities.log(), atol=1e-5)
+    for spec in ("fhs", "spaced", "spaced_even", "learned_order", "entropy_budget"):
+        nats = tauflow.nll(law_model(), spec, 4, LAW.sequences)
+        assert torch.allclose(nats, -LAW.probabilities.log(), atol=1e-5)
 
 
 def test_one_coordinate_an_evaluation_is_the_any_order_likelihood():
@@ -113,10 +111,10 @@ def test_every_masked_sampler_has_a_likelihood_that_bounds_its_law(spec):
     assert 4 * LAW.entropy - 5 * error - 1e-6 <= mean < math.inf
 
 
-@pytest.mark.parametrize("spec", REFUSED)
-def test_a_sampler_that_does_not_keep_all_it_draws_says_why_it_has_no_likelihood(spec):
-    with pytest.raises(SamplingError, match=re.escape(sampler_from(spec).no_likelihood)):
-        tauflow.nll(law_model(), spec, 4, LAW.sequences[:2])
+def test_a_sampler_that_does_not_keep_all_it_draws_says_why_it_has_no_likelihood():
+    for spec in REFUSED:
+        with pytest.raises(SamplingError, match=re.escape(sampler_from(spec).no_likelihood)):
+            tauflow.nll(law_model(), spec, 4, LAW.sequences[:2])
 
 
 def test_a_token_without_weight_costs_a_coin_that_stays_or_everything():
