@@ -218,7 +218,7 @@ def test_a_value_that_starts_with_a_dash(capsys):
         (("--task", "fashion", "--ckpt", "best.ckpt"), "give --task, a shipped model, or --ckpt"),
         (
             ("--task", "countdown", "--complete", "boot.png", "--keep", "left"),
-            "Countdown has no pictures to complete; drop --complete",
+            "Countdown doesn't support --complete. Remove --complete.",
         ),
     ],
 )

@@ -588,7 +588,7 @@ def test_mixture_rates_and_the_guidance_that_is_recommended(call, released):
         (["--condition", " "], "the prompt is empty"),
         (["--condition", "x" * 600], "at most 500 are allowed"),
         (["--rates", "tau"], "rates must be metric or mixture"),
-        (["--prompt", "a cat"], "TextToImage has no prompts; drop --prompt"),
+        (["--prompt", "a cat"], "TextToImage doesn't support --prompt. Remove --prompt."),
         (["--judge", "no/such/clip"], "no/such/clip"),
     ):
         code, _ = call(*args, *more)

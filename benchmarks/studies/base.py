@@ -22,6 +22,7 @@ from tauflow.evaluation.results import Cell, Factors, Measured, Record, Results,
 from tauflow.evaluation.tables import View
 from tauflow.recipes import pretrained
 from tauflow.recipes.folders import digest_of
+from tauflow.tasks.base import find_hook
 from tauflow.train import SHIPPED, Trained, load
 
 
@@ -119,7 +120,7 @@ class Study(ABC):
         found = [_loaded(path, self.settings.data) for path in self.paths()]
         if self.settings.judge:
             for trained in found:
-                task_of(trained).use_judges(self.settings.judge)
+                find_hook(task_of(trained), "use_judges", "--judge")(self.settings.judge)
         return found
 
     @cached_property

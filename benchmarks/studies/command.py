@@ -18,8 +18,8 @@ from tauflow.denoise.denoiser import checked_weight
 from tauflow.errors import SettingsError, TauflowError
 from tauflow.samplers import split_specs
 from tauflow.stopping import exit_code, stoppable
+from tauflow.tasks.base import parse_settings
 from tauflow.tasks.scenes.clip import CLIP
-from tauflow.tasks.settings import parsed
 
 DESCRIPTION = """Run one study: each measures something that the paper reports, or that a user asks before
 choosing a sampler.
@@ -183,7 +183,7 @@ def settings_from(arguments: argparse.Namespace, cls: type[Study]) -> Settings:
             if name in MOST and max(given) > MOST[name]:
                 raise SettingsError(f"--{name} must be at most {MOST[name]}, got {max(given)}.")
             sizes[name] = value
-    data = parsed(arguments.data)
+    data = parse_settings(arguments.data)
     return Settings(**sizes, checkpoints=tuple(arguments.ckpt), judge=arguments.judge, data=data)
 
 

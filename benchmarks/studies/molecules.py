@@ -253,7 +253,7 @@ class MoleculeScaffolds(OnMolecules):
         return found
 
     def sampled(self, trained: Trained, sampler: Sampler, factors: Factors) -> Cell:
-        allowed = task_of(trained).allowed(self.prompt(trained, factors))
+        allowed = cast(tasks.Molecules, task_of(trained)).allowed(self.prompt(trained, factors))
         if allowed is not None:
             trained = dataclasses.replace(trained, model=trained.model.allowing(allowed))
         return super().sampled(trained, sampler, factors)
@@ -266,7 +266,7 @@ class MoleculeScaffolds(OnMolecules):
 
     def prompt(self, trained: Trained, factors: Factors) -> Prompt:
         """Return what is known of the molecules of a cell."""
-        return task_of(trained).infill(str(factors["scaffold"]))
+        return cast(tasks.Molecules, task_of(trained)).infill(str(factors["scaffold"]))
 
 
 def chains_of(task: tasks.Molecules) -> list[int]:

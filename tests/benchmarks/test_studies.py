@@ -34,7 +34,7 @@ from tauflow.evaluation.results import REAL, Cell, Measured, Record, Results, Sc
 from tauflow.evaluation.tables import Frame, View, to_csv
 from tauflow.process import schedule_from
 from tauflow.samplers import sampler_from
-from tauflow.tasks.settings import parsed
+from tauflow.tasks.base import parse_settings
 from tauflow.train import SHIPPED
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -336,7 +336,7 @@ REFUSED = [
     ("nowhere/model.ckpt", "countdown --smoke --ckpt nowhere/model.ckpt"),
     ("judge", "countdown --smoke --judge ngram --ckpt CKPT"),
     ("--data takes KEY=VALUE, such as files=corpus.txt, not 'files'", "countdown --data files"),
-    ("is no YAML", "countdown --data 'files=[a'"),
+    ("isn't valid YAML", "countdown --data 'files=[a'"),
     ("length.*decided by the checkpoint", "countdown --data length=3 --ckpt CKPT"),
     ("invalid choice: 'nonsense' .*countdown", "nonsense"),
     ("unrecognized arguments: --sample", "countdown --sample 3"),
@@ -368,7 +368,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, capsys):
 
 def test_settings_of_the_data_are_words_of_the_command_line():
     words = ["files=[a.txt, b.txt]", "seed=3", "text=a=b", "empty=", "share=0.5", "on=true"]
-    assert parsed(words) == {
+    assert parse_settings(words) == {
         "files": ["a.txt", "b.txt"],
         "seed": 3,
         "text": "a=b",
@@ -378,7 +378,7 @@ def test_settings_of_the_data_are_words_of_the_command_line():
     }
     for word in ("a=[1", "a=!!python/object:os.system x", "a-b=1"):
         with pytest.raises(SettingsError, match="--data"):
-            parsed([word])
+            parse_settings([word])
 
 
 # The committed results

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def sized(arguments: argparse.Namespace, trained: "Trained") -> "Trained":
     """Return a pretrained model with samples as long as --length, or as the text of --infill, says."""
     from tauflow.recipes.language import Language, resized
-    from tauflow.tasks.prompts import places
+    from tauflow.tasks.base import places_of
 
     task, text = trained.task, arguments.infill
     if arguments.length is not None:
@@ -24,15 +24,19 @@ def sized(arguments: argparse.Namespace, trained: "Trained") -> "Trained":
     if text is None or not isinstance(task, Language):
         return trained
     longest = task.sized(task.context or 2 * len(text.encode()))
-    return resized(trained, places(longest.infill(text)))
+    return resized(trained, places_of(longest.infill(text)))
 
 
 def known(arguments: argparse.Namespace, task: "Task") -> tuple["Prompt | None", "Tensor | None"]:
     """Return what is known of every sample, and which tokens (D, V) it may have; None: all of them."""
     from tauflow.samplers import Prompt
+    from tauflow.tasks.base import find_hook
 
     prompt = _prompt(arguments, task)
-    allowed = task.allowed(prompt, None if arguments.pretrained else arguments.length)
+    length = None if arguments.pretrained else arguments.length
+    if length is None and not hasattr(task, "allowed"):
+        return prompt, None
+    allowed = find_hook(task, "allowed", "--length")(prompt, length)
     if allowed is None:
         return prompt, None
     single = allowed.sum(1) == 1  # known without an evaluation
@@ -52,13 +56,15 @@ def _is_condition(arguments: argparse.Namespace, task: "Task") -> bool:
 
 
 def _prompt(arguments: argparse.Namespace, task: "Task") -> "Prompt | None":
-    if arguments.prompt is not None:
-        return None if _is_condition(arguments, task) else task.prompt(arguments.prompt)
+    from tauflow.tasks.base import find_hook
+
+    if arguments.prompt is not None and not _is_condition(arguments, task):
+        return find_hook(task, "prompt", "--prompt")(arguments.prompt)
     if arguments.infill is not None:
-        return task.infill(arguments.infill)
-    if arguments.complete is None:
-        return None
-    return task.complete(arguments.complete, arguments.keep)
+        return find_hook(task, "infill", "--infill")(arguments.infill)
+    if arguments.complete is not None:
+        return find_hook(task, "complete", "--complete")(arguments.complete, arguments.keep)
+    return None
 
 
 def condition(arguments: argparse.Namespace, task: "Task") -> "Tensor | None":

@@ -32,10 +32,10 @@ def digest_of_pretrained(arguments: argparse.Namespace) -> str:
 
 def loaded(path: Path, arguments: argparse.Namespace, device: "torch.device") -> tuple["Trained", str]:
     """Load a checkpoint and return it with the SHA-256 of the file, however often a run replaces that."""
-    from tauflow.tasks.settings import parsed
+    from tauflow.tasks.base import parse_settings
     from tauflow.train import load
 
-    classes, data = own_classes(arguments.classes), parsed(arguments.data)
+    classes, data = own_classes(arguments.classes), parse_settings(arguments.data)
     for _ in range(TRIES):
         before = _digest(path)
         trained = load(path, device, classes, data)

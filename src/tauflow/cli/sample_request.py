@@ -214,10 +214,11 @@ def tensorboard_folder(arguments: argparse.Namespace, path: Path) -> Path:
 
 def _grid(arguments: argparse.Namespace, trained: "Trained", device: "torch.device") -> "SamplerGrid":
     from tauflow.evaluation.evaluate import SamplerGrid, Sampling, task_of
+    from tauflow.tasks.base import find_hook
 
     task = task_of(trained)
     if arguments.judge:
-        task.use_judges(arguments.judge, device)
+        find_hook(task, "use_judges", "--judge")(arguments.judge, device)
     unconditional = None
     if arguments.unconditional:
         unconditional = loaded(arguments.unconditional, arguments, device)[0].model

@@ -23,11 +23,10 @@ from tauflow.networks import Network
 from tauflow.recipes.recipe import INSTALL, Loaded
 from tauflow.samplers import Prompt
 from tauflow.samplers.run import unprompted as unprompted
-from tauflow.tasks import Task, prompts
+from tauflow.tasks.base import CONTROL_PICTURES, TextTask
 from tauflow.tasks.metrics import SampleMean
 from tauflow.tasks.sequences.metrics import Unique
 from tauflow.tasks.text.metrics import Distinct, Entropy, Judging
-from tauflow.tasks.text.task import PICTURES
 from tauflow.tasks.text.vocabulary import Vocabulary
 from tauflow.train import Trained
 from tauflow.untrusted import blame_tokenizer, check_tokenizer, limit_template
@@ -391,7 +390,7 @@ class UpToEnd(SampleMean):
         return torch.cat(found) if found else torch.zeros(0)
 
 
-class Language(Task):
+class Language(TextTask):
     """Texts of a language model by its own tokenizer.
 
     `begin` is where what is known of its samples ends (`knowing`): an end token before it ends no text.
@@ -420,6 +419,7 @@ class Language(Task):
         self.context = context
         self.block = block
         self.num_tokens = text.size
+        self.has_space = text.has_space
         self.shape = (length,)
         self.begin = 0
         self._judging: Judging | None = None
@@ -482,16 +482,11 @@ class Language(Task):
 
     def show(self, tokens: Tensor, condition: Tensor | None = None) -> list[str]:
         """Return numbered texts, each up to its end; `_` is a mask, control characters are pictures."""
-        texts = (text.translate(PICTURES) for text in self.texts(tokens))
+        texts = (text.translate(CONTROL_PICTURES) for text in self.texts(tokens))
         return [f"[{number}] {text}" for number, text in enumerate(texts, start=1)]
 
-    def prompt(self, text: str) -> Prompt:
-        """Return the text that every sample begins with."""
-        return prompts.beginning(text, self.text.encode, self.shape[0])
-
-    def infill(self, text: str) -> Prompt:
-        """Return text with blanks: n >= 2 underscores (n >= 1 where `_` is no token) stand for n tokens."""
-        return prompts.with_blanks(text, self.text.encode, self.shape[0], self.text.has_space)
+    def encode(self, text: str) -> list[int]:
+        return self.text.encode(text)
 
     def chat(self, messages: str | list[dict[str, str]]) -> str:
         """Return the text that asks for an answer to a conversation, or to one message of a user."""

@@ -17,8 +17,16 @@ from torchmetrics import Metric, MetricCollection
 
 from tauflow.errors import CheckpointError, SettingsError
 from tauflow.samplers import Prompt
-from tauflow.tasks import prompts
-from tauflow.tasks.base import UNIGRAM_ITEMS, Fixed, InMemory, Rows, Shuffled, Task, unigram_law
+from tauflow.tasks.base import (
+    UNIGRAM_ITEMS,
+    InMemory,
+    Shuffled,
+    TableItems,
+    TextTask,
+    ValidationItems,
+    places_of,
+    unigram_distribution,
+)
 from tauflow.tasks.metrics import UnigramTotalVariation
 from tauflow.tasks.sequences.metrics import (
     BrokenPadding,
@@ -51,7 +59,7 @@ NO_DATA = (
 
 
 @dataclass(eq=False, repr=False)
-class Sequences(Task):
+class Sequences(TextTask):
     """Strings of varying length: one a line, a column of a table, FASTA, or a data set of the hub.
 
     Args:
@@ -81,7 +89,7 @@ class Sequences(Task):
     local: ClassVar[tuple[str, ...]] = (
         *("files", "val_files", "column", "hub", "hub_config", "hub_split", "hub_column", "tokens", "cache"),
     )
-    may_change = (*Task.may_change, "files", "val_files", "cache")  # files may have moved
+    may_change = (*TextTask.may_change, "files", "val_files", "cache")  # files may have moved
 
     files: str | None = None
     val_files: str | None = None
@@ -204,11 +212,13 @@ class Sequences(Task):
 
     def setup(self, stage: str | None = None) -> None:
         if stage != "fit" and self._saved:
-            self.val_data = Fixed(InMemory(self.statistics.columns()), self.val_items)  # in their order
+            self.val_data = ValidationItems(
+                InMemory(self.statistics.columns()), self.val_items
+            )  # in their order
         else:
-            self.val_data = Fixed(self._columns("val"), self.val_items, self.seed)
+            self.val_data = ValidationItems(self._columns("val"), self.val_items, self.seed)
         if stage in ("fit", None):
-            self.train_data = Shuffled(Rows(self._columns("train")), self.seed, name="sequence order")
+            self.train_data = Shuffled(TableItems(self._columns("train")), self.seed, name="sequence order")
 
     def begin_run(self, folder: Path) -> None:
         """Save the statistics of the strings; refuse a resumed run on other strings than it began with."""
@@ -223,9 +233,9 @@ class Sequences(Task):
             )
 
     def unigrams(self) -> Tensor:
-        """Return the law of the first UNIGRAM_ITEMS training strings, with one added to every count."""
+        """Return the distribution of the first training strings, with one added to every count."""
         rows = np.asarray(self._table.train[:UNIGRAM_ITEMS], dtype=np.int64)
-        return unigram_law(torch.from_numpy(rows), self.num_tokens)
+        return unigram_distribution(torch.from_numpy(rows), self.num_tokens)
 
     @property
     def _saved(self) -> Path | None:
@@ -267,17 +277,12 @@ class Sequences(Task):
         shown = (self.vocabulary.joined(row, "·").rstrip("·") for row in tokens.tolist())
         return [f"[{number}] {text}" for number, text in enumerate(shown, start=1)]
 
-    def prompt(self, text: str) -> Prompt:
-        """Return the tokens that every sample begins with."""
-        return prompts.beginning(text, self.vocabulary.encode, self.shape[0])
-
-    def infill(self, text: str) -> Prompt:
-        """Return text with blanks: n >= 2 underscores (n >= 1 where `_` is no token) stand for n tokens."""
-        return prompts.with_blanks(text, self.vocabulary.encode, self.shape[0])
+    def encode(self, text: str) -> list[int]:
+        return self.vocabulary.encode(text)
 
     def allowed(self, prompt: Prompt | None = None, length: int | None = None) -> Tensor | None:
         """Return no padding before what is known or a length, and padding alone from a length on."""
-        end = 0 if prompt is None else prompts.places(prompt)
+        end = 0 if prompt is None else places_of(prompt)
         if length is not None and not 1 <= length <= self.shape[0]:
             raise SettingsError(f"--length must be from 1 to {self.shape[0]}, got {length}")
         if length is not None and end > length:

@@ -16,9 +16,17 @@ from torch.utils.data import IterableDataset
 from torchmetrics import Metric, MetricCollection
 
 from tauflow.errors import CheckpointError, SettingsError
-from tauflow.samplers import Prompt
-from tauflow.tasks import prompts
-from tauflow.tasks.base import UNIGRAM_ITEMS, Fixed, InMemory, Rows, Share, Shuffled, Task, unigram_law
+from tauflow.tasks.base import (
+    CONTROL_PICTURES,
+    UNIGRAM_ITEMS,
+    InMemory,
+    Share,
+    Shuffled,
+    TableItems,
+    TextTask,
+    ValidationItems,
+    unigram_distribution,
+)
 from tauflow.tasks.metrics import UnigramTotalVariation
 from tauflow.tasks.text.blocks import (
     Split,
@@ -39,12 +47,10 @@ NO_CORPUS = (
     "no corpus is named, and that of a checkpoint is never opened by itself; name it: `sample.py --data "
     "files=...` or `tauflow.load(path, data={'files': ...})`, or hub=..., or built_in=true"
 )
-PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
-PICTURES |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # these have none
 
 
 @dataclass(eq=False, repr=False)
-class Text(Task):
+class Text(TextTask):
     """Text in blocks of tokens: the built-in corpus, local files or a data set of the hub.
 
     Args:
@@ -81,7 +87,7 @@ class Text(Task):
 
     may_change = (  # files may have moved; the tokenizer itself is compared, not its name
         *("files", "built_in", "tokenizer", "judges", "statistics_tokens", "cache"),
-        *Task.may_change,
+        *TextTask.may_change,
     )
 
     files: str | None = None
@@ -121,6 +127,7 @@ class Text(Task):
         self.tokenizer_json = self.tokenizer_json or self._make_tokenizer()
         self.tokens = vocabulary_from(self.tokenizer_json)
         self.num_tokens = self.tokens.size
+        self.has_space = self.tokens.has_space
         self.shape = (self.length,)
         self._judge_device: torch.device | None = None  # that of the process, unless told otherwise
 
@@ -167,7 +174,7 @@ class Text(Task):
     def setup(self, stage: str | None = None) -> None:
         self.val_data = self._validation_items(stage)
         if stage in ("fit", None) and not self.streaming:
-            self.train_data = Shuffled(Rows(self._blocks[0]), self.seed, name="text order")
+            self.train_data = Shuffled(TableItems(self._blocks[0]), self.seed, name="text order")
 
     def stream(self, share: Share) -> IterableDataset | None:
         return Streamed(self._hub, self.tokens, self._split, share) if self.streaming else None
@@ -181,14 +188,14 @@ class Text(Task):
     def _blocks(self) -> Any:
         return cached_blocks(Path(self.cache), self.corpus, self.tokens, self._split, progress=True)
 
-    def _validation_items(self, stage: str | None) -> Fixed:
+    def _validation_items(self, stage: str | None) -> ValidationItems:
         if stage != "fit" and self._saved:
             saved = InMemory({"tokens": self.statistics.validation})  # in their order
-            return Fixed(saved, self.val_items)
+            return ValidationItems(saved, self.val_items)
         if not self.streaming:
-            return Fixed(self._blocks[1], self.val_items, self.seed)
+            return ValidationItems(self._blocks[1], self.val_items, self.seed)
         blocks = first_validation_blocks(self._hub, self.tokens, self._split, self.val_items)
-        return Fixed(InMemory(blocks), self.val_items, self.seed)
+        return ValidationItems(InMemory(blocks), self.val_items, self.seed)
 
     def _first_blocks(self, count: int) -> np.ndarray:
         """Return at most `count` training blocks (N, D) in the order of the corpus."""
@@ -197,8 +204,8 @@ class Text(Task):
         return np.asarray(self._blocks[0][: min(count, len(self._blocks[0]))]["tokens"])
 
     def unigrams(self) -> Tensor:
-        """Return the law of the first UNIGRAM_ITEMS training blocks, with one added to every count."""
-        return unigram_law(torch.from_numpy(self._first_blocks(UNIGRAM_ITEMS)), self.num_tokens)
+        """Return the distribution of the first training blocks, with one added to every count."""
+        return unigram_distribution(torch.from_numpy(self._first_blocks(UNIGRAM_ITEMS)), self.num_tokens)
 
     @property
     def _saved(self) -> Path | None:
@@ -213,7 +220,7 @@ class Text(Task):
         if not hasattr(self, "val_data"):
             self.setup("validate")
         train = self._first_blocks(max(1, self.statistics_tokens // self.length))
-        return TextStatistics.of(train, self.val_data.tokens(), self.num_tokens)
+        return TextStatistics.of(train, self.val_data.columns()["tokens"], self.num_tokens)
 
     @property
     def alone(self) -> str:  # type: ignore[override]  # the base class has a plain default
@@ -231,16 +238,11 @@ class Text(Task):
 
     def show(self, tokens: Tensor, condition: Tensor | None = None) -> list[str]:
         """Return numbered texts; `¶` stands where a document ends, control characters as pictures."""
-        texts = (self.tokens.decode(row, eos=" ¶ ").translate(PICTURES) for row in tokens.tolist())
+        texts = (self.tokens.decode(row, eos=" ¶ ").translate(CONTROL_PICTURES) for row in tokens.tolist())
         return [f"[{number}] {text}" for number, text in enumerate(texts, start=1)]
 
-    def prompt(self, text: str) -> Prompt:
-        """Return the text that every sample begins with."""
-        return prompts.beginning(text, self.tokens.encode_strictly, self.length)
-
-    def infill(self, text: str) -> Prompt:
-        """Return text with blanks: n >= 2 underscores stand for n tokens to be found."""
-        return prompts.with_blanks(text, self.tokens.encode_strictly, self.length, self.tokens.has_space)
+    def encode(self, text: str) -> list[int]:
+        return self.tokens.encode_strictly(text)
 
     # Judges
 
