@@ -570,7 +570,7 @@ FAULTS = [
     ),
     Fault(
         "every pass over the data in the same order",
-        "tasks/base.py",
+        "tasks/task.py",
         "seed_of(self.name, self.seed, number)",
         "seed_of(self.name, self.seed)",
         "test_text.py::test_every_pass_is_a_permutation",

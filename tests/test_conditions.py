@@ -13,8 +13,8 @@ import tauflow
 from tauflow.denoise import DROPPED
 from tauflow.errors import SettingsError
 from tauflow.tasks import Countdown, DataFacts, LabelledCountdown
-from tauflow.tasks.base import Share, Shuffled
 from tauflow.tasks.data import GlobalBatches, Numbered, TaskData
+from tauflow.tasks.task import Share, Shuffled
 from tauflow.train import DFMModule
 from tauflow.train.bound import condition_of, refuse_values, tokens_of
 from tauflow.train.checkpoint import AtomicCheckpointIO

@@ -23,8 +23,8 @@ from tauflow.errors import CheckpointError, SettingsError
 from tauflow.evaluation.results import Results
 from tauflow.evaluation.tables import Frame
 from tauflow.tasks import Text
-from tauflow.tasks.base import Share
 from tauflow.tasks.data import TaskData
+from tauflow.tasks.task import Share
 from tauflow.tasks.text.blocks import Split, Streamed, cached_blocks, pack
 from tauflow.tasks.text.corpus import BuiltIn, Files, Hub, in_validation
 from tauflow.tasks.text.metrics import Distinct, Entropy

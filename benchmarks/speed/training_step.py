@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from tauflow.networks import TransformerConfig
 from tauflow.tasks import Countdown, DataFacts
-from tauflow.tasks.base import items_of
 from tauflow.tasks.data import TaskData
+from tauflow.tasks.task import items_of
 from tauflow.train import DFMModule
 from tauflow.train.callbacks import Throughput
 

@@ -22,7 +22,7 @@ from tauflow.evaluation.results import Cell, Factors, Measured, Record, Results,
 from tauflow.evaluation.tables import View
 from tauflow.recipes import pretrained
 from tauflow.recipes.folders import digest_of
-from tauflow.tasks.base import find_hook
+from tauflow.tasks.task import find_hook
 from tauflow.train import SHIPPED, Trained, load
 
 

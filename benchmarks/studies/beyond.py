@@ -19,7 +19,7 @@ from tauflow.evaluation.results import Cell, Factors, Measured, Record, Scale
 from tauflow.evaluation.tables import View
 from tauflow.samplers import Sampler, sampler_from
 from tauflow.samplers.learned import dependence, learn_order
-from tauflow.tasks.base import items_of
+from tauflow.tasks.task import items_of
 from tauflow.train import Trained
 
 CHOICE_SEED = 1000

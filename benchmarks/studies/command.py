@@ -18,8 +18,8 @@ from tauflow.denoise.denoiser import checked_weight
 from tauflow.errors import SettingsError, TauflowError
 from tauflow.samplers import split_specs
 from tauflow.stopping import exit_code, stoppable
-from tauflow.tasks.base import parse_settings
 from tauflow.tasks.scenes.clip import CLIP
+from tauflow.tasks.task import parse_settings
 
 DESCRIPTION = """Run one study: each measures something that the paper reports, or that a user asks before
 choosing a sampler.

@@ -19,7 +19,7 @@ from tauflow.samplers import Problem
 from tauflow.samplers.learned import Shortest, budgets, excess, forecast
 from tauflow.samplers.registry import spec_name
 from tauflow.samplers.reveal import OrderName, Reveal, order_of_counts
-from tauflow.tasks.base import items_of
+from tauflow.tasks.task import items_of
 from tauflow.train import Trained
 
 TARGETS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)  # nats of a sequence

@@ -34,7 +34,7 @@ from tauflow.evaluation.results import REAL, Cell, Measured, Record, Results, Sc
 from tauflow.evaluation.tables import Frame, View, to_csv
 from tauflow.process import schedule_from
 from tauflow.samplers import sampler_from
-from tauflow.tasks.base import parse_settings
+from tauflow.tasks.task import parse_settings
 from tauflow.train import SHIPPED
 
 RESULTS = ROOT / "benchmarks" / "results"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def sized(arguments: argparse.Namespace, trained: "Trained") -> "Trained":
     """Return a pretrained model with samples as long as --length, or as the text of --infill, says."""
     from tauflow.recipes.language import Language, resized
-    from tauflow.tasks.base import places_of
+    from tauflow.tasks.task import places_of
 
     task, text = trained.task, arguments.infill
     if arguments.length is not None:
@@ -30,7 +30,7 @@ def sized(arguments: argparse.Namespace, trained: "Trained") -> "Trained":
 def known(arguments: argparse.Namespace, task: "Task") -> tuple["Prompt | None", "Tensor | None"]:
     """Return what is known of every sample, and which tokens (D, V) it may have; None: all of them."""
     from tauflow.samplers import Prompt
-    from tauflow.tasks.base import find_hook
+    from tauflow.tasks.task import find_hook
 
     prompt = _prompt(arguments, task)
     length = None if arguments.pretrained else arguments.length
@@ -56,7 +56,7 @@ def _is_condition(arguments: argparse.Namespace, task: "Task") -> bool:
 
 
 def _prompt(arguments: argparse.Namespace, task: "Task") -> "Prompt | None":
-    from tauflow.tasks.base import find_hook
+    from tauflow.tasks.task import find_hook
 
     if arguments.prompt is not None and not _is_condition(arguments, task):
         return find_hook(task, "prompt", "--prompt")(arguments.prompt)

@@ -32,7 +32,7 @@ def digest_of_pretrained(arguments: argparse.Namespace) -> str:
 
 def loaded(path: Path, arguments: argparse.Namespace, device: "torch.device") -> tuple["Trained", str]:
     """Load a checkpoint and return it with the SHA-256 of the file, however often a run replaces that."""
-    from tauflow.tasks.base import parse_settings
+    from tauflow.tasks.task import parse_settings
     from tauflow.train import load
 
     classes, data = own_classes(arguments.classes), parse_settings(arguments.data)

@@ -214,7 +214,7 @@ def tensorboard_folder(arguments: argparse.Namespace, path: Path) -> Path:
 
 def _grid(arguments: argparse.Namespace, trained: "Trained", device: "torch.device") -> "SamplerGrid":
     from tauflow.evaluation.evaluate import SamplerGrid, Sampling, task_of
-    from tauflow.tasks.base import find_hook
+    from tauflow.tasks.task import find_hook
 
     task = task_of(trained)
     if arguments.judge:

@@ -207,6 +207,6 @@ def _so_far(row: list[int], task: "Language") -> str:
 
 def printable(text: str) -> str:
     """Return a text with pictures of control characters, which would command a terminal."""
-    from tauflow.tasks.base import CONTROL_PICTURES
+    from tauflow.tasks.task import CONTROL_PICTURES
 
     return text.translate(CONTROL_PICTURES)

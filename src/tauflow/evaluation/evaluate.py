@@ -61,7 +61,7 @@ from tauflow.samplers.likelihood import no_likelihood
 from tauflow.samplers.run import checked_condition, checked_prompt, checked_seed, unprompted, whole
 from tauflow.samplers.sampler import require
 from tauflow.tasks import SampleMetric, Task
-from tauflow.tasks.base import Item, items_of
+from tauflow.tasks.task import Item, items_of
 from tauflow.train import Trained
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from tauflow.networks import Network
 from tauflow.recipes.recipe import INSTALL, Loaded
 from tauflow.samplers import Prompt
 from tauflow.samplers.run import unprompted as unprompted
-from tauflow.tasks.base import CONTROL_PICTURES, TextTask
 from tauflow.tasks.metrics import SampleMean
 from tauflow.tasks.sequences.metrics import Unique
+from tauflow.tasks.task import CONTROL_PICTURES, TextTask
 from tauflow.tasks.text.metrics import Distinct, Entropy, Judging
 from tauflow.tasks.text.vocabulary import Vocabulary
 from tauflow.train import Trained

@@ -19,8 +19,8 @@ from tauflow.errors import SettingsError
 from tauflow.numerics import seed_of
 from tauflow.process import Process
 from tauflow.samplers import Prompt
-from tauflow.tasks.base import ENDLESS, Item, Task
 from tauflow.tasks.metrics import ConditionalSampleMean, SampleMean, UnigramTotalVariation, joined
+from tauflow.tasks.task import ENDLESS, Item, Task
 
 Values = TypeVar("Values", Tensor, np.ndarray)
 

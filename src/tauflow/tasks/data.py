@@ -14,7 +14,7 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tauflow.errors import SettingsError
-from tauflow.tasks.base import Item, Share, Task, items_of
+from tauflow.tasks.task import Item, Share, Task, items_of
 
 
 class TaskData(LightningDataModule):

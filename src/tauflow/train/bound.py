@@ -17,8 +17,8 @@ from tauflow.errors import SettingsError
 from tauflow.networks import Network
 from tauflow.numerics import generator_for
 from tauflow.process import Noise, Process, spread_kappas
-from tauflow.tasks.base import DataFacts
 from tauflow.tasks.metrics import joined
+from tauflow.tasks.task import DataFacts
 
 
 def cross_entropy(logits: Tensor, x_1: Tensor) -> Tensor:

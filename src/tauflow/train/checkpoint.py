@@ -55,6 +55,7 @@ MOVED = {
     "tauflow.module": "tauflow.train.module",
     "tauflow.networks.base": "tauflow.networks.network",
     "tauflow.schedules": "tauflow.process.schedules",
+    "tauflow.tasks.base": "tauflow.tasks.task",
     "tauflow.train.optimizer": "tauflow.train.module",
 }
 """Modules and classes with a new name, {old: new}. Checkpoints and configurations may still use the old one.

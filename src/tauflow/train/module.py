@@ -20,7 +20,7 @@ from tauflow.networks import Network, NetworkConfig, TransformerConfig, network_
 from tauflow.numerics import generator_for
 from tauflow.process import Noise, Schedule, Source, schedule_from, source_from, stratified_times
 from tauflow.process.process import LossOn, Redrawn
-from tauflow.tasks.base import DataFacts, Task
+from tauflow.tasks.task import DataFacts, Task
 from tauflow.train.bound import (
     Batch,
     Bound,

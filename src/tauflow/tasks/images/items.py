@@ -21,10 +21,10 @@ from torch.utils.data import Dataset
 from tauflow import files
 from tauflow.errors import SettingsError, first_line
 from tauflow.numerics import seed_of
-from tauflow.tasks.base import DataFacts, Item, Shuffled
 from tauflow.tasks.caches import building, key_of, tracked
 from tauflow.tasks.images.sources import Picture, Source, SplitName, fitted, read_npz
 from tauflow.tasks.images.tokens import palette_of
+from tauflow.tasks.task import DataFacts, Item, Shuffled
 
 VERSION = 1  # of the cache's format
 FACTS = "facts.json"

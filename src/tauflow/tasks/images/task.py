@@ -17,11 +17,11 @@ from tauflow.denoise.model import ChannelsName
 from tauflow.errors import SettingsError, printable
 from tauflow.numerics import generator_for
 from tauflow.samplers import Prompt
-from tauflow.tasks.base import Shuffled, Task
 from tauflow.tasks.images.items import Cache, Flipped, Items, Kept, Split, cached
 from tauflow.tasks.images.metrics import REFERENCE, picture_metrics, primary_metric_of
 from tauflow.tasks.images.sources import Folder, Hub, Idx, Npz, Source, SplitName, fitted, opened, window
 from tauflow.tasks.images.tokens import Pixels, TokensName, pixels_from
+from tauflow.tasks.task import Shuffled, Task
 
 SOURCES = ("hub", "pictures", "npz", "idx")
 

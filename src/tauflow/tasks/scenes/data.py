@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from tauflow.numerics import seed_of
-from tauflow.tasks.base import Item
 from tauflow.tasks.scenes.captions import (
     CAPTION_WORDS,
     COLORS,
@@ -28,6 +27,7 @@ from tauflow.tasks.scenes.captions import (
     condition_of,
 )
 from tauflow.tasks.scenes.rules import relation
+from tauflow.tasks.task import Item
 
 CODES = 1 + 4 * len(SHAPES) * len(COLORS)  # V
 PATCH = 8  # pixels of a side of a code

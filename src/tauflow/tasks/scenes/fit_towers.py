@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tauflow.tasks.base import ENDLESS
 from tauflow.tasks.scenes.data import SceneItems
 from tauflow.tasks.scenes.towers import SIZE, Towers, loaded, save
+from tauflow.tasks.task import ENDLESS
 
 STEPS, BATCH, RATE = 2000, 128, 3e-3
 

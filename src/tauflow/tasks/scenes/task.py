@@ -13,10 +13,10 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from tauflow.errors import SettingsError
-from tauflow.tasks.base import ENDLESS, Task
 from tauflow.tasks.scenes.captions import CAPTION_WORDS, WORDS, Caption, condition_of, parsed, words_of
 from tauflow.tasks.scenes.data import CODES, SceneItems, codebook, pictures, prompt_list
 from tauflow.tasks.scenes.metrics import scene_metrics
+from tauflow.tasks.task import ENDLESS, Task
 
 LEAST = {"size": 6, "val_items": 2, "lesson": 0}
 

@@ -17,16 +17,6 @@ from torchmetrics import Metric, MetricCollection
 
 from tauflow.errors import CheckpointError, SettingsError
 from tauflow.samplers import Prompt
-from tauflow.tasks.base import (
-    UNIGRAM_ITEMS,
-    InMemory,
-    Shuffled,
-    TableItems,
-    TextTask,
-    ValidationItems,
-    places_of,
-    unigram_distribution,
-)
 from tauflow.tasks.metrics import UnigramTotalVariation
 from tauflow.tasks.sequences.metrics import (
     BrokenPadding,
@@ -49,6 +39,16 @@ from tauflow.tasks.sequences.sources import (
     cached_table,
 )
 from tauflow.tasks.sequences.tokens import Tokens, fault_of, pattern_of
+from tauflow.tasks.task import (
+    UNIGRAM_ITEMS,
+    InMemory,
+    Shuffled,
+    TableItems,
+    TextTask,
+    ValidationItems,
+    places_of,
+    unigram_distribution,
+)
 from tauflow.tasks.text.corpus import Hub
 
 STATISTICS = "statistics.npz"  # beside the checkpoints of a run

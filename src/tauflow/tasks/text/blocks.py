@@ -22,8 +22,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from tauflow import files
 from tauflow.errors import SettingsError, first_line
 from tauflow.numerics import seed_of
-from tauflow.tasks.base import Share
 from tauflow.tasks.caches import building, key_of, tracked
+from tauflow.tasks.task import Share
 from tauflow.tasks.text.corpus import Corpus, Hub, in_validation
 from tauflow.tasks.text.vocabulary import Vocabulary, byte_level_bpe, characters, vocabulary_from
 

@@ -16,7 +16,8 @@ from torch.utils.data import IterableDataset
 from torchmetrics import Metric, MetricCollection
 
 from tauflow.errors import CheckpointError, SettingsError
-from tauflow.tasks.base import (
+from tauflow.tasks.metrics import UnigramTotalVariation
+from tauflow.tasks.task import (
     CONTROL_PICTURES,
     UNIGRAM_ITEMS,
     InMemory,
@@ -27,7 +28,6 @@ from tauflow.tasks.base import (
     ValidationItems,
     unigram_distribution,
 )
-from tauflow.tasks.metrics import UnigramTotalVariation
 from tauflow.tasks.text.blocks import (
     Split,
     Streamed,
