@@ -471,7 +471,7 @@ FAULTS = [
     ),
     Fault(
         "condition not given is taken for the first value",
-        "networks/unet.py",
+        "networks/network.py",
         "table(torch.where(column == DROPPED, table.num_embeddings - 1, column))",
         "table(torch.where(column == DROPPED, 0, column))",
         "test_networks.py::test_each_column_of_a_condition_matters_and_not_given_is_a_value_of_its_own",
