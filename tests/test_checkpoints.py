@@ -20,7 +20,7 @@ from tauflow.tasks import Countdown, DataFacts, LabelledCountdown
 from tauflow.train import SHIPPED, DFMModule, OptimizerConfig
 from tauflow.train.checkpoint import CLASSES, MOVED, AtomicCheckpointIO, current_name, read
 from tauflow.train.module import describe
-from tauflow.train.resume import refuse_other_settings
+from tauflow.train.resume import check_settings
 from tauflow.untrusted import build
 
 
@@ -289,9 +289,9 @@ def test_a_run_is_resumed_with_its_own_settings_only(trained):
     checkpoint = read(path)
     entry = checkpoint["tauflow"]
     model, task = (build(entry[part], CLASSES) for part in ("model", "task"))
-    refuse_other_settings(checkpoint, path, model, task, 1)
+    check_settings(checkpoint, path, model, task, 1)
     faster = DFMModule(task.facts, network=model.network_config, optimizer=OptimizerConfig(learning_rate=0.5))
-    refuse_other_settings(checkpoint, path, faster, task, 1)  # may change
+    check_settings(checkpoint, path, faster, task, 1)  # may change
     for other_model, other_task, accumulate, message in (
         (model, task, 2, "accumulate_grad_batches: 1 there, 2 here"),
         (
@@ -310,7 +310,7 @@ def test_a_run_is_resumed_with_its_own_settings_only(trained):
         (DFMModule(DataFacts(6, (4, 4)), network=model.network_config), task, 1, r"shape=\[4, 4\]"),
     ):
         with pytest.raises(CheckpointError, match=message):
-            refuse_other_settings(checkpoint, path, other_model, other_task, accumulate)
+            check_settings(checkpoint, path, other_model, other_task, accumulate)
 
 
 def test_a_run_of_format_1_may_be_resumed(trained, tmp_path):
@@ -320,7 +320,7 @@ def test_a_run_of_format_1_may_be_resumed(trained, tmp_path):
     torch.save(checkpoint, tmp_path / "old.ckpt")
     found = read(tmp_path / "old.ckpt")
     model, task = (build(found["tauflow"][part], CLASSES) for part in ("model", "task"))
-    refuse_other_settings(found, tmp_path / "old.ckpt", model, task, 1)
+    check_settings(found, tmp_path / "old.ckpt", model, task, 1)
 
 
 def test_a_name_that_is_too_long_is_no_traceback():

@@ -16,7 +16,7 @@ from tauflow.tasks import Countdown, DataFacts, LabelledCountdown
 from tauflow.tasks.data import GlobalBatches, Numbered, TaskData
 from tauflow.tasks.task import Share, Shuffled
 from tauflow.train import DFMModule
-from tauflow.train.bound import condition_of, refuse_values, tokens_of
+from tauflow.train.bound import check_values, condition_of, tokens_of
 from tauflow.train.checkpoint import AtomicCheckpointIO
 
 
@@ -278,7 +278,7 @@ def test_values_of_a_batch_that_do_not_fit_are_refused(batch, message):
     """A label that is too large by one would otherwise train as a dropped one."""
     facts = DataFacts(6, (4,), (2,) if "condition" in batch else ())
     with pytest.raises(SettingsError, match=message):
-        refuse_values(batch, facts)
+        check_values(batch, facts)
 
 
 def test_training_refuses_such_a_batch(tmp_path):

@@ -18,8 +18,16 @@ from tauflow.errors import FolderInUse, SamplingError, SettingsError, TauflowErr
 from tauflow.evaluation.evaluate import GridOptions, SamplerGrid, Sampling
 from tauflow.evaluation.figures import save_report
 from tauflow.evaluation.images import samples_of
-from tauflow.evaluation.results import REAL, Cell, Measured, Record, Results, Scale, opened_results
-from tauflow.evaluation.tables import Frame, Table, number_text, print_results, to_csv, to_markdown, turned
+from tauflow.evaluation.results import REAL, Cell, Measured, Record, Results, Scale, open_results
+from tauflow.evaluation.tables import (
+    Frame,
+    TextTable,
+    number_text,
+    print_results,
+    to_csv,
+    to_markdown,
+    turned,
+)
 from tauflow.samplers import SETS
 from tauflow.tasks import LabelledCountdown
 from tauflow.tasks.countdown import posterior, violations
@@ -214,12 +222,12 @@ def test_a_kept_grid_grows_and_other_settings_are_refused(tmp_path):
     grows = ("samplers", "nfes")
     settings = {"samplers": ["euler"], "nfes": [2], "seed": 0}
     sampling = Sampling(4, nll_items=0)
-    with opened_results(tmp_path, "samples", settings, grows) as first:
+    with open_results(tmp_path, "samples", settings, grows) as first:
         run(exact(), "euler", [2], sampling, results=first, folder=tmp_path)
     kept = cell_of(first, "euler", 2)
     trained = exact()
     settings = {"samplers": ["tr_cie", "euler"], "nfes": [4], "seed": 0}
-    with opened_results(tmp_path, "samples", settings, grows) as more:
+    with open_results(tmp_path, "samples", settings, grows) as more:
         run(trained, ["tr_cie", "euler"], [2, 4], sampling, results=more, folder=tmp_path)
     assert trained.model.denoiser.calls == 2 + 4 + 4, "the finished cell was not made again"
     again = Results.read(tmp_path)
@@ -232,7 +240,7 @@ def test_a_kept_grid_grows_and_other_settings_are_refused(tmp_path):
     ):
         with (
             pytest.raises(SettingsError, match=f"other settings.*{said}"),
-            opened_results(tmp_path, name, others, grows),
+            open_results(tmp_path, name, others, grows),
         ):
             pass
 
@@ -241,14 +249,14 @@ def test_a_folder_is_written_by_one_at_a_time(tmp_path):
     """A second grid is refused while the first one runs, and adds its cells after it."""
     grows = ("samplers",)
     settings = {"samplers": ["euler"]}
-    with opened_results(tmp_path, "samples", settings, grows) as first:
+    with open_results(tmp_path, "samples", settings, grows) as first:
         with (
             pytest.raises(FolderInUse, match=r"another process is writing to .*; wait for it or choose"),
-            opened_results(tmp_path, "samples", {"samplers": ["tr_cie"]}, grows),
+            open_results(tmp_path, "samples", {"samplers": ["tr_cie"]}, grows),
         ):
             pass
         run(exact(), "euler", [2], Sampling(4), results=first, folder=tmp_path)
-    with opened_results(tmp_path, "samples", {"samplers": ["tr_cie"]}, grows) as second:
+    with open_results(tmp_path, "samples", {"samplers": ["tr_cie"]}, grows) as second:
         run(exact(), "tr_cie", [2], Sampling(4), results=second, folder=tmp_path)
     assert names(Results.read(tmp_path)) == {"euler", "tr_cie"}
 
@@ -261,7 +269,7 @@ import torch
 
 import tauflow.evaluation.results as store
 from tauflow.errors import TauflowError, WriteError
-from tauflow.evaluation.results import opened_results
+from tauflow.evaluation.results import open_results
 from tauflow.evaluation.evaluate import GridOptions, run_grid
 from tauflow.evaluation.results import Cell
 
@@ -274,11 +282,11 @@ def refuse(path, text):
 
 
 try:
-    with opened_results(busy, "samples", {}):
+    with open_results(busy, "samples", {}):
         print("opened a folder in use")
 except TauflowError as error:
     print(type(error).__name__)
-with opened_results(free, "samples", {}) as results:
+with open_results(free, "samples", {}) as results:
     print(len(results.cells))
     run_grid(results, [{"nfe": 1}], Cell, GridOptions(free))
     store.files.write = refuse
@@ -295,7 +303,7 @@ def test_ranks_share_one_folder_and_end_together(tmp_path):
     free, busy = tmp_path / "free", tmp_path / "busy"
     Results("samples", {}, [Cell({"nfe": 3})]).save(free)
     busy.mkdir()
-    with files.held(busy, ""):
+    with files.lock_folder(busy, ""):
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-c", RANKS, str(rank), tmp_path, free, busy],
@@ -324,7 +332,7 @@ def test_a_full_disk_ends_the_grid_and_the_finished_cells_are_kept(tmp_path, mon
         patch.setattr("tauflow.files.os.fsync", fill)
         with (
             pytest.raises(WriteError) as stop,
-            opened_results(tmp_path, "samples", {}) as results,
+            open_results(tmp_path, "samples", {}) as results,
         ):
             run(trained, "euler,tr", [2], sampling, results, folder=tmp_path, keep_going=True)
     assert stop.value.errno == errno.ENOSPC
@@ -333,7 +341,7 @@ def test_a_full_disk_ends_the_grid_and_the_finished_cells_are_kept(tmp_path, mon
     assert f"the cells finished before are safe in {tmp_path / 'results.json'}" in said
     assert "the same command resumes" in said
     calls = trained.model.denoiser.calls
-    with opened_results(tmp_path, "samples", {}) as results:
+    with open_results(tmp_path, "samples", {}) as results:
         assert names(results) == {"euler"}
         run(trained, "euler,tr", [2], sampling, results, folder=tmp_path)
     assert trained.model.denoiser.calls == calls + 2, "only the lost cell is measured again"
@@ -384,7 +392,7 @@ def test_a_damaged_file_is_named_and_untouched(text, tmp_path):
     path.write_bytes(text.encode("latin-1"))
     with (
         pytest.raises(TauflowError) as refused,
-        opened_results(tmp_path, "samples", {"samplers": ["euler"]}, ("samplers",)),
+        open_results(tmp_path, "samples", {"samplers": ["euler"]}, ("samplers",)),
     ):
         pass
     said = str(refused.value)
@@ -711,7 +719,7 @@ def test_evaluation_leaves_the_global_generator_alone():
 def test_a_table_that_is_too_wide_is_turned():
     """Nine metrics of one sampler do not fit side by side: they become rows, and nothing is wrapped."""
     header = ["sampler", *(f"a_metric_with_a_long_name_{n}" for n in range(9))]
-    table = Table(
+    table = TextTable(
         "NFE 8",
         header,
         [["spaced_even", *["[bold]0.1234 ± 0.0123[/bold]"] * 9], ["(real data)", *["0.1"] * 9]],

@@ -140,7 +140,7 @@ def test_a_place_where_nothing_can_be_written(tmp_path):
 HOLDS = """
 import sys
 from tauflow import files
-with files.held(sys.argv[1], "advice"):
+with files.lock_folder(sys.argv[1], "advice"):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -151,9 +151,12 @@ def test_a_folder_is_held_by_one_process_until_it_ends(tmp_path):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], **pipes) as other:
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(FolderInUse, match="another process is writing"), files.held(tmp_path, "wait"):
+        with (
+            pytest.raises(FolderInUse, match="another process is writing"),
+            files.lock_folder(tmp_path, "wait"),
+        ):
             pass
         other.kill()
         other.wait()
-    with files.held(tmp_path, "wait"):
+    with files.lock_folder(tmp_path, "wait"):
         assert names(tmp_path) == [files.LOCK]

@@ -13,7 +13,7 @@ import tauflow
 from tauflow import Masked, Mixture, Model, Trained, Uniform
 from tauflow.evaluation.evaluate import SamplerGrid, Sampling
 from tauflow.evaluation.figures import quality_figure, save_report
-from tauflow.evaluation.results import REAL, Cell, Measured, Record, Results, Scale, opened_results
+from tauflow.evaluation.results import REAL, Cell, Measured, Record, Results, Scale, open_results
 from tauflow.evaluation.tables import Frame, number_text, print_results, to_csv, to_markdown
 from tauflow.evaluation.tensorboard import write_grid
 from tauflow.numerics import generator_for
@@ -170,7 +170,7 @@ def test_the_other_samplers_have_theirs():
 def test_a_folder_from_before_is_continued(tmp_path):
     """Cells without nll stay as they are, with a note; new ones have it."""
     settings = {"samplers": ["tweedie"]}
-    with opened_results(tmp_path, "samples", settings, ("samplers",)) as results:
+    with open_results(tmp_path, "samples", settings, ("samplers",)) as results:
         run(exact(), "tweedie", [2], Sampling(4, nll_items=0), results, folder=tmp_path)
     before = cell_of(results, "tweedie", 2).records
     path = tmp_path / "results.json"
@@ -179,7 +179,7 @@ def test_a_folder_from_before_is_continued(tmp_path):
     assert all("items" not in cell for cell in old["cells"]), "as it was written then"
     path.write_text(json.dumps(old))
     settings = {"samplers": ["tweedie", "spaced", "fhs"], "nll_items": 16}
-    with opened_results(tmp_path, "samples", settings, ("samplers",)) as results:
+    with open_results(tmp_path, "samples", settings, ("samplers",)) as results:
         run(exact(), ["tweedie", "spaced", "fhs"], [2], Sampling(4), results, folder=tmp_path)
     again = Results.read(tmp_path)
     assert cell_of(again, "tweedie", 2).records == before

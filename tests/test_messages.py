@@ -10,7 +10,7 @@ from test_module import TRAINER, module
 from tauflow.process import SCHEDULES, Polynomial, schedule_from
 from tauflow.tasks import LabelledCountdown
 from tauflow.tasks.data import TaskData
-from tauflow.train.callbacks import LogLines, Summary, duration, in_words
+from tauflow.train.callbacks import LogLines, RunSummary, duration, in_words
 
 
 def printed(capsys, *callbacks) -> list[str]:
@@ -35,7 +35,7 @@ def test_a_terminal_has_a_progress_bar_instead(capsys, monkeypatch):
 
 
 def test_the_summary_counts_the_network_once(capsys):
-    lines = printed(capsys, Summary())
+    lines = printed(capsys, RunSummary())
     parameters = sum(
         parameter.numel()
         for parameter in module(LabelledCountdown(length=16, values=6).facts).network.parameters()

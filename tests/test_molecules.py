@@ -15,7 +15,7 @@ import tauflow
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import measured, reference
 from tauflow.evaluation.figures import numbers_of, properties_figure, sample_files, samples_csv
-from tauflow.evaluation.results import Cell, Results, joined_tables
+from tauflow.evaluation.results import Cell, Results, join_tables
 from tauflow.tasks import Molecules
 from tauflow.tasks.molecules.bins import Bins, property_names
 from tauflow.tasks.molecules.chemistry import canonical, properties
@@ -394,8 +394,8 @@ def test_tables_are_kept_with_the_results(tmp_path):
 
 
 def test_tables_of_batches_are_joined_in_their_order():
-    assert joined_tables({2: {"n": [3.0]}, 0: {"n": [1.0, 2.0]}}) == {"n": [1.0, 2.0, 3.0]}
-    assert joined_tables({}) == joined_tables({0: {}, 1: {}}) == {}
+    assert join_tables({2: {"n": [3.0]}, 0: {"n": [1.0, 2.0]}}) == {"n": [1.0, 2.0, 3.0]}
+    assert join_tables({}) == join_tables({0: {}, 1: {}}) == {}
 
 
 def test_properties_are_drawn_against_real_ones(task):

@@ -14,11 +14,11 @@ from tauflow.evaluation.images import (
     CAPTION,
     Block,
     Strip,
-    headline,
     mosaic,
     reduced,
     samples_figure,
     shortened,
+    summary_line,
     text_width,
     wrapped,
 )
@@ -318,7 +318,7 @@ def test_the_line_on_a_cell_has_no_parts_of_metrics():
     values = dict.fromkeys(names, 0.5) | {"lost": float("nan")}
     records = [Record(factors, name, Measured(value, 0.1)) for name, value in values.items()]
     results = Results("samples", scales={name: Scale(True, False) for name in names})
-    line = headline(Cell(factors, records), results)
+    line = summary_line(Cell(factors, records), results)
     assert (
         line == "euler, NFE 2: strict 0.5000 ± 0.1000, geneval 0.5000 ± 0.1000, broken_codes 0.5000 ± 0.1000"
     )

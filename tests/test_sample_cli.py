@@ -344,7 +344,7 @@ def test_a_folder_of_another_process_is_left_alone(call, trained, tmp_path):
     args = ["--ckpt", trained / "best.ckpt", "--num_samples", 2, "--out", tmp_path / "out"]
     assert call(*args, "--nfe", 2)[0] == 0
     before = (tmp_path / "out" / "results.json").read_text()
-    with files.held(tmp_path / "out", "wait"):
+    with files.lock_folder(tmp_path / "out", "wait"):
         code, _ = call(*args, "--nfe", 4)
     assert code.startswith(f"error: another process is writing to {tmp_path}/out; ")
     assert "\n" not in code
@@ -365,7 +365,7 @@ def test_each_call_replaces_the_images_of_the_last_one(call, tmp_path):
     assert code == 0
     assert "written to  samples  (samples.png, evolution.png)" in printed
     assert (folder / "samples.png").read_bytes() != first
-    with files.held(folder, ""):
+    with files.lock_folder(folder, ""):
         code, _ = call(*FASHION)
     assert code.startswith("error: another process is writing to samples; wait for it or choose")
     assert (folder / "own.txt").read_text() == "mine"

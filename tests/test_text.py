@@ -31,7 +31,7 @@ from tauflow.tasks.text.metrics import Distinct, Entropy
 from tauflow.tasks.text.statistics import TextStatistics
 from tauflow.tasks.text.vocabulary import byte_level_bpe, characters, existing, vocabulary_from
 from tauflow.train.checkpoint import CLASSES, read
-from tauflow.train.resume import refuse_other_settings
+from tauflow.train.resume import check_settings
 from tauflow.untrusted import build
 
 AWKWARD = "na\u00efve cafe\u0301 \u4f60\u597d \U0001f469\u200d\U0001f680 \u202egnirts\u202c tab\t\r\n"
@@ -766,14 +766,14 @@ def test_another_split_is_refused(text_run):
     checkpoint = read(path)
     model, task = (build(checkpoint["tauflow"][name], CLASSES) for name in ("model", "task"))
     task.files = "/moved.txt"
-    refuse_other_settings(checkpoint, path, model, task, 1)
+    check_settings(checkpoint, path, model, task, 1)
     for name, value in {"seed": 5, "val_share": 0.2, "document": "file", "hub_split": "test"}.items():
         before = getattr(task, name)
         setattr(task, name, value)
         with pytest.raises(
             CheckpointError, match=rf"settings \(data\.{name}: {before} there, {value} here\)"
         ):
-            refuse_other_settings(checkpoint, path, model, task, 1)
+            check_settings(checkpoint, path, model, task, 1)
         setattr(task, name, before)
 
 

@@ -20,7 +20,7 @@ from conftest import ENV, TINY, assert_equal, load_plain, paused, read_scalars, 
 from tauflow.cli.train import next_version, train
 from tauflow.evaluation import evaluate
 from tauflow.evaluation.results import Results
-from tauflow.files import held
+from tauflow.files import lock_folder
 from tauflow.train.module import DFMModule
 
 EVALUATED = [
@@ -167,7 +167,7 @@ def test_a_folder_in_which_a_run_trains_is_not_resumed(here, trained, tmp_path):
     folder = tmp_path / "runs" / "version_0"
     shutil.copytree(trained, folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with held(folder, "the test holds it"):
+    with lock_folder(folder, "the test holds it"):
         ended = here("--trainer.max_steps=32", "--ckpt_path=last")
     assert ended.error == (
         "error: another process is writing to runs/version_0; wait for it to end, or begin another run "

@@ -18,7 +18,7 @@ from benchmarks.studies.report import FILES, save
 from tauflow import files
 from tauflow.errors import SettingsError, TauflowError
 from tauflow.evaluation.evaluate import GridOptions, run_grid, task_of
-from tauflow.evaluation.results import Cell, Factors, Measured, Record, Results, Scale, opened_results
+from tauflow.evaluation.results import Cell, Factors, Measured, Record, Results, Scale, open_results
 from tauflow.evaluation.tables import View
 from tauflow.recipes import pretrained
 from tauflow.recipes.folders import digest_of
@@ -97,7 +97,7 @@ class Study(ABC):
         """
         cells = self.cells()
         settings = dataclasses.asdict(self.settings) | {"sha256": [_digest(path) for path in self.paths()]}
-        with opened_results(folder, self.name, settings, self.grows, FILES) as results:
+        with open_results(folder, self.name, settings, self.grows, FILES) as results:
             results.scales = self.scales()
             for note in self.notes:
                 results.note(note)

@@ -23,7 +23,7 @@ from benchmarks.studies.geneval_results import Result, read, report, write
 from tauflow import files
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import progress_bar
-from tauflow.evaluation.results import held
+from tauflow.evaluation.results import lock_output
 from tauflow.tasks.images.sources import opened
 from tauflow.tasks.scenes.clip import CLIP, ClipScore, check_distinct_labels
 from tauflow.tasks.scenes.rules import detected_colors, evaluate
@@ -60,7 +60,7 @@ class GenEval:
                 "without a detector there is only the CLIP score: name its model, --clip NAME"
             )
         prompts = read_folder(self.images)
-        with held(out):
+        with lock_output(out):
             if not (out / FILES[0]).exists():
                 files.check_no_overwrite(out, FILES)
             results = self._scored(prompts, out / FILES[0], progress)

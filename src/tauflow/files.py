@@ -71,7 +71,7 @@ def write(path: str | Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def held(folder: str | Path, advice: str) -> Iterator[None]:
+def lock_folder(folder: str | Path, advice: str) -> Iterator[None]:
     """Hold a folder for this process; raise FolderInUse with the advice if another process holds it.
 
     The system releases it when the process ends, however it ends.
@@ -101,7 +101,7 @@ def check_no_overwrite(folder: Path, names: Iterable[str]) -> None:
             )
 
 
-def refuse_unwritable(folder: Path, advice: str) -> None:
+def check_writable(folder: Path, advice: str) -> None:
     """Make the folder and try to write there, before any work is done."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

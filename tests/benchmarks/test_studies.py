@@ -123,7 +123,7 @@ def test_an_interrupted_study_resumes_where_it_stopped(tmp_path):
 
 def test_the_command_says_what_to_do_with_a_folder_in_use_or_damaged(checkpoint, tmp_path):
     words = ["countdown", "--smoke", "--samplers", "euler", "--ckpt", checkpoint, "--out", str(tmp_path)]
-    with files.held(tmp_path, ""), pytest.raises(SystemExit) as stop:
+    with files.lock_folder(tmp_path, ""), pytest.raises(SystemExit) as stop:
         main(words)
     assert stop.value.code.startswith(f"error: another process is writing to {tmp_path}; wait for it")
     (tmp_path / "results.md").write_text("mine")

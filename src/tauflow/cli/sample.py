@@ -71,7 +71,7 @@ def _sample(arguments: argparse.Namespace) -> bool:
     from tauflow.cli.sample_request import checkpoint_of, refuse_unfit, requested, tensorboard_folder
     from tauflow.evaluation.evaluate import GridOptions
     from tauflow.evaluation.figures import FILES, shows_more_than_text
-    from tauflow.evaluation.results import held_samples, opened_results
+    from tauflow.evaluation.results import lock_samples, open_results
 
     refuse_unfit(arguments)
     text = asks_for_text(arguments, parser())
@@ -87,10 +87,8 @@ def _sample(arguments: argparse.Namespace) -> bool:
     grows = ("samplers", "nfes", "guidance")
     with ExitStack() as stack:
         if not arguments.out and shows_more_than_text(request.grid.task):
-            stack.enter_context(held_samples(SAMPLES))
-        results = stack.enter_context(
-            opened_results(arguments.out, "samples", request.settings, grows, FILES)
-        )
+            stack.enter_context(lock_samples(SAMPLES))
+        results = stack.enter_context(open_results(arguments.out, "samples", request.settings, grows, FILES))
         if arguments.command not in results.commands:
             results.commands.append(arguments.command)
         if fabric.is_global_zero:

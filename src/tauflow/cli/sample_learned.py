@@ -5,7 +5,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tauflow.files import refuse_unwritable
+from tauflow.files import check_writable
 
 if TYPE_CHECKING:
     from tauflow.train import Trained
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def with_learned(trained: "Trained", path: Path, arguments: argparse.Namespace) -> "Trained":
     """Return the model of a checkpoint with what was asked to be learned of it."""
     if arguments.learn_order or arguments.learn_influence or arguments.learn_counts:
-        refuse_unwritable(
+        check_writable(
             path.parent,
             "what is learned is kept beside the checkpoint: copy it to a folder of your own first",
         )

@@ -12,7 +12,7 @@ from tauflow.cli.sample_learned import with_learned
 from tauflow.cli.sample_models import digest_of_pretrained, loaded, loaded_pretrained
 from tauflow.cli.sample_values import numbers, weights
 from tauflow.errors import CheckpointError, SettingsError
-from tauflow.files import digest, refuse_unwritable
+from tauflow.files import check_writable, digest
 
 if TYPE_CHECKING:
     import torch
@@ -153,9 +153,9 @@ def _refuse_unfit_to_pretrained(arguments: argparse.Namespace) -> None:
 def _fill_in_sizes(arguments: argparse.Namespace, trained: "Trained") -> None:
     """Give the sizes that the user left open."""
     from tauflow.evaluation.evaluate import task_of
-    from tauflow.evaluation.images import shows_pictures
+    from tauflow.evaluation.images import shows_images
 
-    pictures = shows_pictures(task_of(trained))
+    pictures = shows_images(task_of(trained))
     for name, defaults in SIZES.items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, defaults[pictures])
@@ -208,7 +208,7 @@ def tensorboard_folder(arguments: argparse.Namespace, path: Path) -> Path:
             f"{path} does not lie in the folder of a run; give --out DIR, and --tensorboard writes there"
         )
     folder = path.parent / "sampled" if in_run else arguments.out / "tensorboard"
-    refuse_unwritable(folder, "copy the run to a folder of your own, or drop --tensorboard")
+    check_writable(folder, "copy the run to a folder of your own, or drop --tensorboard")
     return folder
 
 

@@ -37,13 +37,13 @@ from tauflow.errors import CheckpointError, SettingsError, TauflowError, WriteEr
 from tauflow.evaluation.callback import SamplerEvaluation, fast_dev_run, owes_evaluation
 from tauflow.evaluation.evaluate import SamplerGrid
 from tauflow.evaluation.tables import print_results
-from tauflow.files import held, refuse_unwritable
+from tauflow.files import check_writable, lock_folder
 from tauflow.imports import import_object
 from tauflow.networks import NetworkConfig
 from tauflow.process import Schedule
 from tauflow.tasks import Task
 from tauflow.tasks.data import TaskData
-from tauflow.train.callbacks import Checkpoints, GracefulStop, LogLines, Progress, Summary, Throughput
+from tauflow.train.callbacks import Checkpoints, GracefulStop, LogLines, Progress, RunSummary, Throughput
 from tauflow.train.checkpoint import (
     CLASSES,
     OPTIMIZER,
@@ -54,7 +54,7 @@ from tauflow.train.checkpoint import (
     update_names,
 )
 from tauflow.train.module import DFMModule
-from tauflow.train.resume import Restored, refuse_other_settings, refuse_unresumable, unfit
+from tauflow.train.resume import Restored, check_resumable, check_settings, resume_error
 
 GROUPS = ("trainer", "model", "evaluation", "checkpoints")
 HERE = ""  # stands for the folder of the run, as the place of a logger
@@ -463,8 +463,8 @@ def check_local(place: str | Path | None, name: str) -> None:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[Path]:
-    refuse_unwritable(folder, CHOOSE)
-    with held(folder, IN_USE):
+    check_writable(folder, CHOOSE)
+    with lock_folder(folder, IN_USE):
         yield folder
 
 
@@ -472,10 +472,10 @@ def _held(folder: Path) -> Iterator[Path]:
 def _new(root: Path) -> Iterator[Path]:
     """Make and hold the folder of a new run; it vanishes if settings are refused before anything is saved."""
     missing = [folder for folder in (root, *root.parents) if not folder.exists()]
-    refuse_unwritable(root, CHOOSE)
+    check_writable(root, CHOOSE)
     folder = next_version(root)
     try:
-        with held(folder, IN_USE):
+        with lock_folder(folder, IN_USE):
             yield folder
     except (SettingsError, CheckpointError):
         if not list(folder.glob("*.ckpt")):
@@ -641,7 +641,7 @@ class TauflowCLI(LightningCLI):
         path = resolve(self.config.ckpt_path, self._root)
         if path is not None:
             self.resumed = Resumed(path, read(path))
-            refuse_unresumable(self.resumed.checkpoint, path)
+            check_resumable(self.resumed.checkpoint, path)
             finished = self.resumed.finished(config)
             evaluates = bool(self.config.evaluation.every_n_validations)
             self.only_evaluates = bool(finished) and evaluates and owes_evaluation(self.resumed.checkpoint)
@@ -657,12 +657,12 @@ class TauflowCLI(LightningCLI):
         kwargs["logger"] = False  # they are made when the folder of the run is
         plugins = config.plugins or []
         kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
-        # by default Summary says it in a few lines
+        # by default RunSummary says it in a few lines
         kwargs["enable_model_summary"] = bool(config.enable_model_summary)
         with_bar = config.enable_progress_bar is not False and sys.stdout.isatty()
         kwargs["enable_progress_bar"] = with_bar  # LogLines speaks where there is no terminal
         bar = [Progress()] if with_bar else []
-        said: list[Callback] = [Summary(), LogLines(always=not with_bar)]
+        said: list[Callback] = [RunSummary(), LogLines(always=not with_bar)]
         if self.only_evaluates and self.resumed:
             kwargs |= {"max_steps": self.resumed.step + 1, "max_epochs": -1}
             said = [OnlyEvaluate()]
@@ -683,7 +683,7 @@ class TauflowCLI(LightningCLI):
             allowed = (*CLASSES, *own_classes(self.model, task))
             check_classes(resumed.checkpoint, allowed, resumed.path)
             accumulate = self.trainer.accumulate_grad_batches
-            refuse_other_settings(resumed.checkpoint, resumed.path, self.model, task, accumulate)
+            check_settings(resumed.checkpoint, resumed.path, self.model, task, accumulate)
         path = resumed.path if resumed is not None else None
         with run_folder(self.trainer, self.config.trainer.logger, self._root, resumed):
             self.resumed = resumed = None  # the checkpoint is read again by the trainer
@@ -699,7 +699,7 @@ class TauflowCLI(LightningCLI):
                     raise SettingsError(" ".join(str(error).split())) from error
                 if path is None or callback_of(self.trainer, Restored).done or is_lost_rank(error):
                     raise
-                raise unfit(path, first_line(error)) from error
+                raise resume_error(path, first_line(error)) from error
 
 
 class OnlyEvaluate(Callback):

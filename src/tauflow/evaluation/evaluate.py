@@ -36,12 +36,12 @@ from tauflow.evaluation.results import (
     Measured,
     Record,
     Results,
+    SampleTable,
     Scale,
     Shown,
-    Table,
-    joined_tables,
+    join_tables,
     key,
-    table_of,
+    make_table,
 )
 from tauflow.evaluation.tables import cell_name
 from tauflow.numerics import generator_for
@@ -253,7 +253,7 @@ def measure_cell(
     metrics = task.sample_metrics().to(home)
     counts = Counts()
     shown: list[Shown] = []
-    tables: dict[int, Table] = {}
+    tables: dict[int, SampleTable] = {}
 
     def draw() -> None:
         nonlocal counts
@@ -267,7 +267,7 @@ def measure_cell(
             result, states = _sample(own, sampler, nfe, batch, condition, sampling)
             counts = counts.plus(sampling.size(batch), now() - begin, timed.seconds, result)
             update(metrics, result.tokens.to(home), None if condition is None else condition.to(home))
-            tables[batch] = table_of(task, result.tokens, condition)
+            tables[batch] = make_table(task, result.tokens, condition)
             if batch == 0:
                 shown.append(_shown(result, condition, states, sampling))
             advance()
@@ -278,7 +278,7 @@ def measure_cell(
     details = counts.details(sampler.adapts)
     records = [Record(factors, name, each) for name, each in (found | details).items()]
     items = units(metrics) if world_size() == 1 else {}  # ranks keep their samples in another order
-    return Cell(factors, records, shown[0] if shown else None, items=items, table=joined_tables(tables))
+    return Cell(factors, records, shown[0] if shown else None, items=items, table=join_tables(tables))
 
 
 def _sample(

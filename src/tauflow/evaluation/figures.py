@@ -22,8 +22,17 @@ from torch import Tensor
 
 from tauflow import files
 from tauflow.evaluation.evaluate import real_items, val_count
-from tauflow.evaluation.images import Known, film_figure, samples_figure, samples_text, shows_pictures
-from tauflow.evaluation.results import REAL, SAMPLE_FILES, Cell, Measured, Results, Table, Tabled, table_of
+from tauflow.evaluation.images import Known, film_figure, samples_figure, samples_text, shows_images
+from tauflow.evaluation.results import (
+    REAL,
+    SAMPLE_FILES,
+    Cell,
+    Measured,
+    Results,
+    SampleTable,
+    Tabled,
+    make_table,
+)
 from tauflow.evaluation.tables import COLUMNS, Frame, View, direction, to_csv, to_markdown
 from tauflow.samplers.registry import spec_name
 from tauflow.tasks import Task
@@ -316,7 +325,7 @@ def properties_figure(results: Results, task: Task) -> Figure | None:
     return figure
 
 
-def numbers_of(table: Table) -> dict[str, np.ndarray]:
+def numbers_of(table: SampleTable) -> dict[str, np.ndarray]:
     """Return the columns of a table that hold numbers, without rows that have none."""
     columns = {
         name: np.array(values)
@@ -330,11 +339,11 @@ def _has(cell: Cell, name: str) -> bool:
     return bool(len(numbers_of(cell.table).get(name, ())))
 
 
-def _real(task: Task) -> Table:
+def _real(task: Task) -> SampleTable:
     """Return the table of real validation items, where there are some."""
     if task.alone or not isinstance(task, Tabled):
         return {}
-    return table_of(task, *real_items(task, range(min(REAL_ITEMS, val_count(task)))))
+    return make_table(task, *real_items(task, range(min(REAL_ITEMS, val_count(task)))))
 
 
 def _edges(columns: list[np.ndarray]) -> np.ndarray:
@@ -377,7 +386,7 @@ def save_report(results: Results, folder: Path, task: Task, given: Known | None 
 
 def shows_more_than_text(task: Task) -> bool:
     """Return whether a task has pictures of its samples, or a table."""
-    return shows_pictures(task) or isinstance(task, Tabled)
+    return shows_images(task) or isinstance(task, Tabled)
 
 
 def sample_files(results: Results, task: Task, given: Known | None = None) -> dict[str, bytes]:

@@ -65,14 +65,14 @@ class Strip:
 
 
 @dataclass(frozen=True)
-class Block:
+class ImageBlock:
     """Strips below each other, under a title."""
 
     strips: Sequence[Strip]
     title: str = ""
 
 
-def mosaic(blocks: Sequence[Block], across: int = 1) -> Figure:
+def mosaic(blocks: Sequence[ImageBlock], across: int = 1) -> Figure:
     """Draw blocks, `across` of them beside each other; those on the right have no labels of their own."""
     strips = [strip for block in blocks for strip in block.strips]
     labels = max(text_width(strip.label, LABEL) for strip in strips)
@@ -92,7 +92,7 @@ def mosaic(blocks: Sequence[Block], across: int = 1) -> Figure:
     return canvas.figure()
 
 
-def _height(block: Block) -> int:
+def _height(block: ImageBlock) -> int:
     rows = sum(strip.above + strip.size[0] + GAP for strip in block.strips)
     return (LINE + GAP if block.title else 0) + rows - GAP
 
@@ -133,7 +133,7 @@ class Canvas:
         self.pixels = pixels
         self.texts: list[tuple[float, float, str, dict[str, object]]] = []
 
-    def draw(self, block: Block, x: int, y: int, labels: int) -> None:
+    def draw(self, block: ImageBlock, x: int, y: int, labels: int) -> None:
         """Draw a block whose pictures begin at (x, y), with labels in so many pixels left of them."""
         if block.title:
             self._write(x - labels, y, block.title, fontsize=TITLE)
@@ -200,7 +200,7 @@ def captions_of(cell: Cell, task: Task) -> list[str]:
     return [task.caption(torch.tensor(row)) for row in cell.shown.condition]
 
 
-def headline(cell: Cell, results: Results) -> str:
+def summary_line(cell: Cell, results: Results) -> str:
     """Return a line on a cell: what it is, and its metrics without their parts, such as those of a class."""
     found = {each.metric: each.measured for each in cell.records}
     names = [name for name in results.scales if name in found and not math.isnan(found[name].value)]
@@ -221,7 +221,7 @@ def samples_text(results: Results, task: Task) -> str:
             names = captions_of(cell, task)
             shown = [f"{name}\n{text}" for name, text in zip(names, texts, strict=False)] if names else texts
         if shown:
-            parts.append("\n\n".join([headline(cell, results), *shown, ""]))
+            parts.append("\n\n".join([summary_line(cell, results), *shown, ""]))
     return "\n".join(parts)
 
 
@@ -247,7 +247,7 @@ def print_samples(cell: Cell, results: Results, task: Task) -> None:
 
     shown = samples_of(cell, task)
     console = Console()
-    console.print(headline(cell, results), markup=False, highlight=False, soft_wrap=True)
+    console.print(summary_line(cell, results), markup=False, highlight=False, soft_wrap=True)
     if not isinstance(shown, np.ndarray):
         print("\n".join(["", "\n\n".join(shown), ""]))
         return
@@ -279,12 +279,12 @@ def _blocks(picture: np.ndarray) -> str:
 # Figures of pictures
 
 
-def shows_pictures(task: Task) -> bool:
+def shows_images(task: Task) -> bool:
     """Return whether the task has pictures of its samples."""
-    return isinstance(task, Drawn) or shows_only_pictures(task)
+    return isinstance(task, Drawn) or shows_only_images(task)
 
 
-def shows_only_pictures(task: Task) -> bool:
+def shows_only_images(task: Task) -> bool:
     """Return whether the task shows its samples as pictures, not as texts."""
     condition = torch.zeros(1, len(task.conditions), dtype=torch.long) if task.conditions else None
     return isinstance(task.show(torch.zeros(1, task.length, dtype=torch.long), condition), np.ndarray)
@@ -298,20 +298,20 @@ def samples_figure(cells: Sequence[Cell], task: Task, given: Known | None = None
     complete comes first.
     """
     found = {cell_name(cell.factors): cell for cell in cells if len(samples_of(cell, task))}
-    if not found or not shows_pictures(task):
+    if not found or not shows_images(task):
         return None
     cells = list(found.values())
     first = []
-    if given is not None and shows_only_pictures(task):
-        first = [Block([_given(given, task)], "given")]
+    if given is not None and shows_only_images(task):
+        first = [ImageBlock([_given(given, task)], "given")]
     if len({(cell.factors["sampler"], cell.factors["nfe"]) for cell in cells}) == 1:
-        blocks = [Block(_rows(cell, task), name + _asked(cell, task)) for name, cell in found.items()]
+        blocks = [ImageBlock(_rows(cell, task), name + _asked(cell, task)) for name, cell in found.items()]
         most = max(len(strip.pictures) for block in blocks for strip in block.strips)
         return mosaic([*first, *blocks], 1 if first else min(len(blocks), max(1, BESIDE // most)))
     for nfe in dict.fromkeys(cell.factors["nfe"] for cell in cells):
         strips = [_strip(cell, task) for cell in cells if cell.factors["nfe"] == nfe]
         strips[1:] = [dataclasses.replace(strip, captions=()) for strip in strips[1:]]  # all have the same
-        first.append(Block(strips, f"NFE {nfe}{_asked(cells[0], task)}"))
+        first.append(ImageBlock(strips, f"NFE {nfe}{_asked(cells[0], task)}"))
     return mosaic(first)
 
 
@@ -360,7 +360,7 @@ def film_figure(cells: Sequence[Cell], task: Task) -> Figure | None:
     """Draw how the first sample of each cell came to be, from x_0 to the end; None if nothing was kept."""
     blocks = []
     for cell in cells:
-        if cell.shown is None or cell.shown.states is None or not shows_only_pictures(task):
+        if cell.shown is None or cell.shown.states is None or not shows_only_images(task):
             continue
         states = cell.shown.states  # (N, D)
         last = len(states) - 1
@@ -369,5 +369,5 @@ def film_figure(cells: Sequence[Cell], task: Task) -> Figure | None:
         asked = "".join(f", {caption}" for caption in captions_of(cell, task)[:1])
         words = {0: "start", last: "end"}
         captions = [words.get(number, f"step {number}") for number in chosen]
-        blocks.append(Block([Strip(pictures, captions=captions)], f"{cell_name(cell.factors)}{asked}"))
+        blocks.append(ImageBlock([Strip(pictures, captions=captions)], f"{cell_name(cell.factors)}{asked}"))
     return mosaic(blocks) if blocks else None

@@ -62,7 +62,7 @@ def _fits(value: Any, kind: Any) -> bool:
 # columns of numbers are drawn against those of real data (`distributions`).
 
 
-Table = dict[str, list[str] | list[bool] | list[float]]  # columns of one length, by name
+SampleTable = dict[str, list[str] | list[bool] | list[float]]  # columns of one length, by name
 
 
 @runtime_checkable
@@ -77,16 +77,16 @@ class Drawn(Protocol):
 class Tabled(Protocol):
     """A task that knows more of a sample than its tokens."""
 
-    def table(self, tokens: Tensor, condition: Tensor | None = None) -> Table:
+    def table(self, tokens: Tensor, condition: Tensor | None = None) -> SampleTable:
         """Return what is known of samples (B, D), a row for each; a number that one does not have is NaN."""
 
 
-def table_of(task: Any, tokens: Tensor, condition: Tensor | None = None) -> Table:
+def make_table(task: Any, tokens: Tensor, condition: Tensor | None = None) -> SampleTable:
     """Return what a task knows of samples (B, D) in columns; none where it has no table."""
     return task.table(tokens.cpu(), condition) if isinstance(task, Tabled) else {}
 
 
-def joined_tables(tables: Mapping[int, Table]) -> Table:
+def join_tables(tables: Mapping[int, SampleTable]) -> SampleTable:
     """Return the rows of numbered batches, those of all ranks, in their order."""
     everywhere: list[Any] = [tables]
     if world_size() > 1:
@@ -191,7 +191,7 @@ class Cell:
     problem: str = ""
     kind: Literal["", "failed", "skipped"] = ""  # of the problem
     items: dict[str, list[float]] = field(default_factory=dict)  # metric: its number on each real item
-    table: Table = field(default_factory=dict)  # what the task knows of each sample, in columns
+    table: SampleTable = field(default_factory=dict)  # what the task knows of each sample, in columns
 
 
 @dataclass
@@ -334,7 +334,7 @@ def _cell_from(entry: dict[str, Any], place: str) -> Cell:
     )
 
 
-def _table_from(columns: dict[str, list[Any]]) -> Table:
+def _table_from(columns: dict[str, list[Any]]) -> SampleTable:
     """Return the columns of a table, in which a number that a sample does not have is null."""
     return {name: [math.nan if each is None else each for each in values] for name, values in columns.items()}
 
@@ -374,7 +374,7 @@ WRITTEN = ".written"  # lists the sample files that the last call wrote to a fol
 
 
 @contextmanager
-def opened_results(
+def open_results(
     folder: Path | None,
     name: str,
     settings: dict[str, Any],
@@ -396,7 +396,7 @@ def opened_results(
     with ExitStack() as stack:
 
         def open_first() -> Results:
-            stack.enter_context(held(folder))
+            stack.enter_context(lock_output(folder))
             if not (folder / FILE).exists():
                 files.check_no_overwrite(folder, names)
             return _continued(folder, name, settings, grows)
@@ -412,15 +412,15 @@ def opened_results(
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def lock_output(folder: Path) -> Iterator[None]:
     """Hold an output folder, and create it if it is missing."""
-    files.refuse_unwritable(folder, "choose another one with --out DIR")
-    with files.held(folder, "wait for it or choose another folder with --out DIR"):
+    files.check_writable(folder, "choose another one with --out DIR")
+    with files.lock_folder(folder, "wait for it or choose another folder with --out DIR"):
         yield
 
 
 @contextmanager
-def held_samples(folder: Path) -> Iterator[None]:
+def lock_samples(folder: Path) -> Iterator[None]:
     """Hold a folder whose sample files each call replaces.
 
     The folder lists those that the last call wrote. Any others are the user's and raise an error.
@@ -428,7 +428,7 @@ def held_samples(folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
 
         def hold_first() -> None:
-            stack.enter_context(held(folder))
+            stack.enter_context(lock_output(folder))
             files.check_no_overwrite(folder, set(SAMPLE_FILES) - _written(folder))
 
         run_on_rank_zero(hold_first)

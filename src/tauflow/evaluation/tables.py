@@ -295,7 +295,7 @@ def to_markdown(results: Results, view: View | None = None) -> str:
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """A table as text."""
 
     title: str
@@ -303,7 +303,7 @@ class Table:
     rows: list[list[str]]
 
 
-def tables_of(frame: Frame, panel: str, emphasis: str) -> list[Table]:
+def tables_of(frame: Frame, panel: str, emphasis: str) -> list[TextTable]:
     """Return the tables of a panel: one with the metrics as columns for one budget, else one a metric."""
     metrics = [metric for metric in frame.metrics() if _has_numbers(frame, panel, metric)]
     xs = sorted({x for metric in metrics for x in frame.xs(panel, metric)})
@@ -325,7 +325,7 @@ def _has_numbers(frame: Frame, panel: str, metric: str) -> bool:
     return any(each is not None and not math.isnan(each.value) for each in found)
 
 
-def _metric_table(frame: Frame, panel: str, metric: str, emphasis: str) -> Table:
+def _metric_table(frame: Frame, panel: str, metric: str, emphasis: str) -> TextTable:
     xs = frame.xs(panel, metric)
     way = f"{direction(frame, metric)} is better"
     over = " over real items" if frame.paired(panel, metric) else ""
@@ -334,10 +334,10 @@ def _metric_table(frame: Frame, panel: str, metric: str, emphasis: str) -> Table
         [row, *(_cell(frame, panel, row, x, metric, emphasis) for x in xs)]
         for row in samplers_first([*frame.rows(panel, metric), *frame.problem_rows(panel)])
     ]
-    return Table(f"{panel}: {title}" if panel else title, ["sampler", *(f"{x:g}" for x in xs)], rows)
+    return TextTable(f"{panel}: {title}" if panel else title, ["sampler", *(f"{x:g}" for x in xs)], rows)
 
 
-def _paired_table(frame: Frame, panel: str, metric: str) -> Table:
+def _paired_table(frame: Frame, panel: str, metric: str) -> TextTable:
     """Return by how much each row differs from the first one on the same items."""
     first, *others = frame.paired(panel, metric)
     xs = frame.xs(panel, metric)
@@ -345,10 +345,10 @@ def _paired_table(frame: Frame, panel: str, metric: str) -> Table:
         [row, *(number_text(frame.difference(panel, row, first, x, metric)) for x in xs)] for row in others
     ]
     title = f"{metric} by {frame.view.x_name} less that of {first}, paired, ± standard error of it"
-    return Table(f"{panel}: {title}" if panel else title, ["sampler", *(f"{x:g}" for x in xs)], rows)
+    return TextTable(f"{panel}: {title}" if panel else title, ["sampler", *(f"{x:g}" for x in xs)], rows)
 
 
-def _side_by_side(frame: Frame, panel: str, x: float, metrics: list[str], emphasis: str) -> Table:
+def _side_by_side(frame: Frame, panel: str, x: float, metrics: list[str], emphasis: str) -> TextTable:
     rows = [row for metric in metrics for row in frame.rows(panel, metric)] + frame.problem_rows(panel)
     lines = [
         [row, *(_cell(frame, panel, row, x, metric, emphasis) for metric in metrics)]
@@ -358,7 +358,7 @@ def _side_by_side(frame: Frame, panel: str, x: float, metrics: list[str], emphas
     header = ["sampler", *(f"{metric} {arrows[direction(frame, metric)]}" for metric in metrics)]
     over = ", of nll over real items" if "nll" in metrics else ""
     title = f"{frame.view.x_name} {x:g}, ± one standard error{over}"
-    return Table(f"{panel}: {title}" if panel else title, header, lines)
+    return TextTable(f"{panel}: {title}" if panel else title, header, lines)
 
 
 def samplers_first(rows: Iterable[str]) -> list[str]:
@@ -420,7 +420,7 @@ def print_results(results: Results, view: View | None = None) -> None:
         console.print(line, markup=False, highlight=False)
 
 
-def turned(content: Table, width: int) -> Table:
+def turned(content: TextTable, width: int) -> TextTable:
     """Return a table with its columns as rows where it is too wide for the terminal and gets narrower so."""
     lines = [content.header, *content.rows]
     columns = [[re.sub(r"\[/?bold\]", "", word) for word in column] for column in zip(*lines, strict=True)]
@@ -428,10 +428,10 @@ def turned(content: Table, width: int) -> Table:
     if wide <= width or len(lines) >= len(columns):
         return content
     header, *rows = [list(column) for column in zip(*lines, strict=True)]
-    return Table(content.title, ["metric", *header[1:]], rows)
+    return TextTable(content.title, ["metric", *header[1:]], rows)
 
 
-def _print_table(console: "Console", content: Table) -> None:
+def _print_table(console: "Console", content: TextTable) -> None:
     from rich.markup import escape
     from rich.table import Table as RichTable
 

@@ -17,10 +17,10 @@ from tauflow.evaluation.evaluate import DETAILS
 from tauflow.evaluation.figures import evolution, properties_figure, quality_figure
 from tauflow.evaluation.images import (
     film_figure,
-    headline,
     samples_figure,
     samples_of,
-    shows_only_pictures,
+    shows_only_images,
+    summary_line,
 )
 from tauflow.evaluation.results import REAL, Cell, Results
 from tauflow.evaluation.tables import Frame, View, cell_name, to_markdown
@@ -60,11 +60,11 @@ def write_samples(writer: SummaryWriter, cell: Cell, results: Results, task: Tas
     nfe = cell.factors["nfe"]
     pictures, film = samples_figure([cell], task), film_figure([cell], task)
     shown = samples_of(cell, task)
-    texts = len(shown) > 0 and not shows_only_pictures(task)
+    texts = len(shown) > 0 and not shows_only_images(task)
     if pictures is not None:  # a tag is of texts or of pictures
         writer.add_figure(f"{'drawings' if texts else 'samples'}/nfe_{nfe}", pictures, step)
     if texts:
-        text = "\n\n".join([headline(cell, results), *shown])
+        text = "\n\n".join([summary_line(cell, results), *shown])
         writer.add_text(f"samples/nfe_{nfe}", "\n".join(f"    {line}" for line in text.splitlines()), step)
     if film is not None:
         writer.add_figure(f"evolution/nfe_{nfe}", film, step)

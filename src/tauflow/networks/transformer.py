@@ -110,7 +110,7 @@ class Transformer(Network):
         self.conditions = tuple(conditions)
         self.embedding = nn.Embedding(num_states, config.width)
         self.time = TimeFeatures(config.time_width) if config.time else None
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
+        self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.blocks))
         self.norm = Norm(config)
         self.output = nn.Linear(config.width, num_tokens)
         self._initialise()
@@ -126,7 +126,7 @@ class Transformer(Network):
                 nn.init.zeros_(module.bias)
         nn.init.normal_(self.embedding.weight, std=1.0)
         for block in self.blocks:  # the residual stream keeps its scale at any depth
-            assert isinstance(block, Block)
+            assert isinstance(block, TransformerBlock)
             for out in (block.attention_out, block.mlp_out):
                 out.weight.data.mul_(1 / math.sqrt(2 * len(self.blocks)))
         for module in self.modules():
@@ -166,7 +166,7 @@ class Transformer(Network):
             block.compile()
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     def __init__(self, config: TransformerConfig):
         super().__init__()
         width = config.width

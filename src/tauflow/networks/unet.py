@@ -108,8 +108,8 @@ class UNet(Network):
         for level, size in enumerate(width):
             attention = config.attention and level == len(width) - 1
             below = width[level + 1] if level + 1 < len(width) else None
-            self.down.append(Level(size, config.blocks, attention, features))
-            self.up.append(Level(size, config.blocks, attention, features))
+            self.down.append(UNetLevel(size, config.blocks, attention, features))
+            self.up.append(UNetLevel(size, config.blocks, attention, features))
             if below is not None:
                 self.down.append(nn.Conv2d(size, below, 3, stride=2, padding=1))
                 self.up.append(nn.Conv2d(below, size, 1))
@@ -134,13 +134,13 @@ class UNet(Network):
         h = self.stem(self.inputs(x))  # (B, F, H, P)
         kept = []
         for part in self.down:
-            if isinstance(part, Level):
+            if isinstance(part, UNetLevel):
                 h = part(h, features)
                 kept.append(h)
             else:
                 h = part(h)
         for part in reversed(self.up):
-            if isinstance(part, Level):
+            if isinstance(part, UNetLevel):
                 skip = kept.pop()
                 h = part(h if h is skip else h + skip, features)
             else:
@@ -187,7 +187,7 @@ class Inputs(nn.Module):
         return (torch.cat([value, known], dim=-1) if self.masked else value).permute(0, 3, 1, 2)
 
 
-class Level(nn.Module):
+class UNetLevel(nn.Module):
     """The residual blocks of one resolution."""
 
     def __init__(self, size: int, blocks: int, attention: bool, features: int):

@@ -17,7 +17,7 @@ import yaml
 from torch import Tensor
 
 from tauflow.errors import CheckpointError, shorten
-from tauflow.files import refuse_unwritable
+from tauflow.files import check_writable
 from tauflow.process.schedules import Polynomial
 from tauflow.recipes.dits import GPT2_FILES, KEYS, MDLM, TRAINED_SIZES, described
 from tauflow.recipes.folders import new_folder, refuse_existing, save_weights
@@ -66,7 +66,7 @@ def from_run(run: str | Path, out: str | Path) -> None:
     run, out = Path(run), Path(out)
     refuse_existing(out)
     settings, weights = _settings(run / SETTINGS), _weights(run / CHECKPOINT)
-    refuse_unwritable(out.parent, "name another folder")
+    check_writable(out.parent, "name another folder")
     embedding = next(weight for name, weight in weights.items() if name.endswith(EMBEDDING))
     config = {"model_type": FLOW_MATCHING.model_type, "num_states": len(embedding), **settings}
     with new_folder(out) as made:

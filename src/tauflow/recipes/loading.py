@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tauflow.errors import CheckpointError, SettingsError, first_line, shorten
-from tauflow.files import refuse_unwritable
+from tauflow.files import check_writable
 from tauflow.recipes.antibodies import ANTIBERTY
 from tauflow.recipes.diffusion_gemma import DIFFUSION_GEMMA
 from tauflow.recipes.dits import DITS
@@ -183,7 +183,7 @@ def convert(name: str | Path, out: str | Path) -> list[str]:
         raise CheckpointError(f"{folder} has no {TOKENIZER_JSON}, which prompts need; get it again")
     with Weights(folder, recipe) as weights:
         _, wanted = empty_host(folder, recipe, config, weights)
-        refuse_unwritable(out.parent, "name another folder")
+        check_writable(out.parent, "name another folder")
         tensors = {key: weights[key].contiguous() for key in wanted}
         with new_folder(out) as made:
             (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n")

@@ -84,7 +84,7 @@ def condition_of(batch: Batch, facts: DataFacts) -> Tensor | None:
     return condition.long()
 
 
-def refuse_values(batch: Batch, facts: DataFacts) -> None:
+def check_values(batch: Batch, facts: DataFacts) -> None:
     """Raise unless tokens and conditions are whole numbers in range.
 
     A label that is too large by one would otherwise train as a dropped one.
@@ -118,7 +118,7 @@ def posterior_inputs(network: Network, x: Tensor, t: Tensor, condition: Tensor |
     return network.hidden(x, t, condition) if network.conditions else network.hidden(x, t)
 
 
-class Rows(NamedTuple):
+class CountedRows(NamedTuple):
     """The coordinates of a batch that count: a revealed one of a masked source has no rate."""
 
     logits: Tensor  # (R, V)
@@ -171,14 +171,14 @@ class Validation:
         ]
         return parts[0].joined(parts[1:])
 
-    def _rows(self, network: Network, x_1: Tensor, noise: Noise, condition: Tensor | None) -> Rows:
+    def _rows(self, network: Network, x_1: Tensor, noise: Noise, condition: Tensor | None) -> CountedRows:
         x_t = noise.corrupt(x_1)
         places = self.process.movable(x_t).flatten().nonzero().squeeze(1)
         hidden = posterior_inputs(network, x_t, noise.t, condition)
         logits = network.head(hidden.flatten(0, 1)[places])
         times, redrawn = noise.t[:, None].expand(x_t.shape), noise.redrawn(x_1, x_t)
         seen = [each.flatten()[places] for each in (x_t, x_1, times, redrawn)]
-        return Rows(logits, seen[0], seen[1], seen[2], seen[3], places)
+        return CountedRows(logits, seen[0], seen[1], seen[2], seen[3], places)
 
     def _cost_of_the_draw(
         self, network: Network, x_1: Tensor, index: Tensor, condition: Tensor | None

@@ -254,7 +254,7 @@ class Throughput(Callback):
 # What a run says of itself: a summary at the beginning, a line at every validation.
 
 
-class Summary(Callback):
+class RunSummary(Callback):
     """Prints what is trained, on what and for how long, in a few lines."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

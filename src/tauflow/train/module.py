@@ -25,9 +25,9 @@ from tauflow.train.bound import (
     Batch,
     Bound,
     Validation,
+    check_values,
     condition_of,
     posterior_inputs,
-    refuse_values,
     tokens_of,
 )
 from tauflow.untrusted import path_of
@@ -293,7 +293,7 @@ class DFMModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x_1 = tokens_of(batch, self.facts)
         if batch_idx == 0 or x_1.device.type == "cpu":  # elsewhere the check would wait for the device
-            refuse_values(batch, self.facts)
+            check_values(batch, self.facts)
         shares = self.trainer.world_size * self.trainer.accumulate_grad_batches
         batch_size = len(x_1) * shares
         position = self._position(batch, batch_idx)

@@ -34,7 +34,7 @@ class Restored(Callback):
         self.done = True
 
 
-def refuse_unresumable(checkpoint: dict[str, Any], path: Path) -> None:
+def check_resumable(checkpoint: dict[str, Any], path: Path) -> None:
     """Raise if a checkpoint, as `read` gives it, does not hold what training continues from."""
     if not STATES.keys() <= checkpoint.keys():
         raise CheckpointError(
@@ -43,13 +43,13 @@ def refuse_unresumable(checkpoint: dict[str, Any], path: Path) -> None:
         )
     for name, kind in STATES.items():
         if not isinstance(checkpoint[name], kind) or checkpoint[name] == []:
-            raise unfit(path, f"{name} is {shorten(str(checkpoint[name]))}")
+            raise resume_error(path, f"{name} is {shorten(str(checkpoint[name]))}")
     for name in ("model", "task"):
         if checkpoint[KEY][name] is not None and not _is_description(checkpoint[KEY][name]):
-            raise unfit(path, f"its {name} isn't described by class_path and init_args")
+            raise resume_error(path, f"its {name} isn't described by class_path and init_args")
 
 
-def unfit(path: Path, reason: str) -> CheckpointError:
+def resume_error(path: Path, reason: str) -> CheckpointError:
     """Return the error of a checkpoint that training can't continue from."""
     return CheckpointError(
         f"{path} can't be resumed: its training state doesn't fit ({shorten(reason)}). Use another "
@@ -57,11 +57,11 @@ def unfit(path: Path, reason: str) -> CheckpointError:
     )
 
 
-def refuse_other_settings(
+def check_settings(
     checkpoint: dict[str, Any], path: Path, module: DFMModule, task: Task, accumulate: int
 ) -> None:
     """Raise if a checkpoint, as `read` gives it, was trained with other settings than these."""
-    refuse_unresumable(checkpoint, path)
+    check_resumable(checkpoint, path)
     entry = checkpoint[KEY]
     saved = _facts(entry["model"], entry["task"], task, entry.get("accumulate_grad_batches"))
     now = _facts(describe(module), describe(task), task, accumulate)
@@ -85,7 +85,7 @@ def _refuse_other_weights(checkpoint: dict[str, Any], path: Path, module: DFMMod
     )
     other = sorted({name for name, _ in saved.items() ^ own.items()})
     if other:
-        raise unfit(path, f"weights with other names or other shapes: {join_names(other)}")
+        raise resume_error(path, f"weights with other names or other shapes: {join_names(other)}")
 
 
 def _facts(
