@@ -12,7 +12,7 @@ from tauflow.cli.sample_arguments import parser
 from tauflow.denoise import DROPPED
 from tauflow.evaluation.images import (
     CAPTION,
-    Block,
+    ImageBlock,
     Strip,
     mosaic,
     reduced,
@@ -251,7 +251,7 @@ def test_countdown_by_name_writes_no_pictures(call, tmp_path):
 def test_small_pictures_are_enlarged(tmp_path, side, scale):
     rng = np.random.default_rng(0)
     pictures = rng.integers(0, 256, (3, side, side, 3), dtype=np.uint8)
-    figure = mosaic([Block([Strip(pictures, "label", ["one", "two", "a long caption"])], "a title")])
+    figure = mosaic([ImageBlock([Strip(pictures, "label", ["one", "two", "a long caption"])], "a title")])
     figure.savefig(tmp_path / "a.png", dpi="figure")
     canvas = drawn(tmp_path / "a.png")
     found = [places(canvas, picture, scale) for picture in pictures]
@@ -266,7 +266,7 @@ def test_texts_fit(tmp_path):
     assert shortened("boot", CAPTION, 84) == "boot"
     pictures = np.zeros((1, 8, 8, 3), np.uint8)
     plain, titled, labelled = (
-        mosaic([Block([Strip(pictures, label)], title)]).get_size_inches()[0] * 100
+        mosaic([ImageBlock([Strip(pictures, label)], title)]).get_size_inches()[0] * 100
         for title, label in (("", ""), (long, ""), ("", long))
     )
     assert titled > text_width(long, 11.0) > plain
@@ -293,7 +293,7 @@ def test_wrapped_captions_cover_no_picture(tmp_path):
         Strip(pictures, captions=["short", long, "a"]),
         Strip(pictures[::-1], captions=["b", "c", long]),
     ]
-    mosaic([Block(strips, "a title")]).savefig(tmp_path / "a.png", dpi="figure")
+    mosaic([ImageBlock(strips, "a title")]).savefig(tmp_path / "a.png", dpi="figure")
     canvas = drawn(tmp_path / "a.png")
     found = [places(canvas, picture, 2) for picture in pictures]
     assert [len(each) for each in found] == [2, 2, 2], "pixel for pixel"

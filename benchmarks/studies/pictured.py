@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks.studies.models import Subject
 from tauflow import files
 from tauflow.evaluation.evaluate import task_of
-from tauflow.evaluation.images import Block, Strip, captions_of, mosaic, samples_of
+from tauflow.evaluation.images import ImageBlock, Strip, captions_of, mosaic, samples_of
 from tauflow.evaluation.results import Cell, Results
 from tauflow.evaluation.tables import View
 
@@ -35,7 +35,7 @@ def write_pictures(
                 shown = np.asarray(samples_of(cell, task))
                 strips.append(Strip(shown, str(cell.factors["sampler"]), captions))
         if strips:
-            blocks.append(Block(strips, f"{view.label(subject.factors, view.panel)}, NFE {PICTURED}"))
+            blocks.append(ImageBlock(strips, f"{view.label(subject.factors, view.panel)}, NFE {PICTURED}"))
     if not blocks:
         return []
     with files.atomic(folder / NAME) as file:
