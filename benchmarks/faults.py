@@ -807,15 +807,15 @@ FAULTS = [
     Fault(
         "samples that have ended are sampled again",
         "recipes/generate.py",
-        "self.going = self.going[self.task.lengths(self.tokens[self.going]) == self.tokens.shape[1]]",
-        "self.going = self.going",
+        "going = going[task.lengths(tokens[going]) == length]",
+        "going = going",
         "test_generate.py::test_a_sample_that_has_ended_is_not_sampled_any_more",
     ),
     Fault(
         "prompt not known while a block is sampled",
         "recipes/generate.py",
-        "torch.where(frozen, asked.tokens.to(device), x_0),",
-        "x_0,",
+        "            prompt=asked.prompt,\n",
+        "",
         "test_generate.py::test_one_block_is_a_sample_with_the_prompt_frozen",
     ),
     Fault(

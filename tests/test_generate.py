@@ -413,19 +413,21 @@ def test_lengths_by_default(loaded, gemma):
     steps = []
     tauflow.generate(gemma, "w1", nfe=2, observer=steps.append)
     assert steps[0].tokens.shape == (1, gemma.task.block)
-    with pytest.raises(SettingsError, match=r"is to have 1 more, the model can read 64; shorten it$"):
+    with pytest.raises(
+        SettingsError, match=r"must fit into the 64 tokens the model can read\. Shorten the prompt\.$"
+    ):
         tauflow.generate(spelled(loaded)[0], "b" * 64)
 
 
 BAD = {
-    "a block of 3 does not divide 8 new tokens; ask for 9": {"block": 3},
-    "4 blocks need an evaluation each, nfe is 3": {"block": 2, "nfe": 3},
-    "prompt 2 has 60 tokens and is to have 8 more, the model can read 64": {"prompts": ["a", "b" * 60]},
+    "must divide the number of new tokens, got 3 and 8. Ask for 9 new": {"block": 3},
+    "nfe must be at least 1 per block, got 3 for 4 blocks": {"block": 2, "nfe": 3},
+    "Prompt 2 (60 tokens) and 8 new tokens must fit into the 64 tokens": {"prompts": ["a", "b" * 60]},
     "max_new_tokens must be a whole number of at least 1": {"max_new_tokens": 0},
     "block must be a whole number of at least 1": {"block": 0},
-    "prompts must be one or several texts": {"prompts": []},
-    "prompts must be one or several texts or conversations, got b'ab'": {"prompts": b"ab"},
-    "a prompt is a text, or a list of messages": {"prompts": [3]},
+    "prompts must be texts": {"prompts": []},
+    "prompts must be texts or conversations, got b'ab'": {"prompts": b"ab"},
+    "A prompt must be a text or a list of messages": {"prompts": [3]},
     "a message has a role and a content": {"prompts": [{"role": "user"}]},
     "the guidance weight must be a finite number": {"guidance": float("nan")},
     "temperature must be above 0": {"temperature": 0.0},
@@ -440,13 +442,15 @@ def test_bad_requests(message, loaded):
 
 
 def test_bad_models_and_canvases(loaded, gemma):
-    with pytest.raises(SettingsError, match="texts of a language model, got Countdown"):
+    with pytest.raises(
+        SettingsError, match=r"needs a language model from tauflow\.pretrained, got Countdown"
+    ):
         tauflow.generate(dataclasses.replace(loaded["llada"], task=tauflow.Countdown()), "ab", N)
     with pytest.raises(SettingsError, match="12 tokens are more than the 6 that the model can read"):
         tauflow.generate(gemma, "w1", 12, block=12)
-    with pytest.raises(SettingsError, match="prompt 1 has 30 tokens and is to have 12 more"):
+    with pytest.raises(SettingsError, match="Prompt 1 \(30 tokens\) and 12 new tokens must fit"):
         tauflow.generate(gemma, "w1 " * 30, 12)
-    with pytest.raises(SettingsError, match="a block of 6 does not divide 8 new tokens; ask for 12"):
+    with pytest.raises(SettingsError, match="must divide the number of new tokens, got 6 and 8\. Ask for 12"):
         tauflow.generate(gemma, "w1", 8)
 
 
@@ -629,8 +633,8 @@ def test_a_reader_that_has_read_enough(folders, monkeypatch, capfd):
 
 EARLY = {
     "nfe must be a whole number of at least 1": ["--nfe", 0],
-    "a block of 3 does not divide 8 new tokens": ["--max_new_tokens", 8, "--block", 3],
-    "4 blocks need an evaluation each, nfe is 3": ["--max_new_tokens", 8, "--block", 2, "--nfe", 3],
+    "must divide the number of new tokens, got 3 and 8": ["--max_new_tokens", 8, "--block", 3],
+    "nfe must be at least 1 per block, got 3 for 4 blocks": ["--max_new_tokens", 8, "--block", 2, "--nfe", 3],
     "--num_samples must be a whole number of at least 1": ["--num_samples", 0],
     "--block must be a whole number of at least 1": ["--block", 0],
     "unknown sampler 'eulr'": ["--sampler", "eulr"],
@@ -649,7 +653,7 @@ def test_flags_that_do_not_fit_the_model(call, folders):
     args = ["--pretrained", folders["llada"], "--prompt", "hi"]
     for more, message in (
         (["--dtype", "float12"], "dtype must be a floating-point type"),
-        (["--max_new_tokens", 80], "is to have 80 more, the model can read 64"),
+        (["--max_new_tokens", 80], "80 new tokens must fit into the 64 tokens"),
     ):
         code, _ = call(*args, *more)
         assert str(code).startswith("error: "), more

@@ -76,7 +76,7 @@ def asks_for_text(arguments: argparse.Namespace, parser: argparse.ArgumentParser
 def _refuse_early(arguments: argparse.Namespace) -> None:
     """Refuse what no model can do, before one is loaded."""
     from tauflow.denoise.denoiser import checked_temperature, checked_weight
-    from tauflow.recipes.generate import refuse_uneven
+    from tauflow.recipes.generate import check_blocks
 
     for name in ("num_samples", "batch_size", *OWN[:2]):
         if getattr(arguments, name) is not None:
@@ -87,7 +87,7 @@ def _refuse_early(arguments: argparse.Namespace) -> None:
     checked_weight(weight)
     checked_temperature(arguments.temperature)
     new = arguments.max_new_tokens or arguments.block or 1
-    refuse_uneven(new, arguments.block or new, nfe)
+    check_blocks(new, arguments.block or new, nfe)
 
 
 def _asked(arguments: argparse.Namespace) -> tuple[str, int, float]:

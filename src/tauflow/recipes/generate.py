@@ -1,14 +1,19 @@
-"""Prompts of language models: those that stand before new tokens, and those that are conditions.
+"""generate: texts that follow prompts, one block of new tokens after another.
 
-Shapes: B prompts, A of them whose texts have not ended, P tokens of the longest prompt, N new tokens, K
-tokens of a block, D coordinates, C columns of a condition.
+Each block is one call of `tauflow.sample`, with the prompt and the earlier blocks known. What follows the
+block while it's sampled depends on the process. With a masked source it's masks, as many as there are tokens
+to come. With any other source it's nothing, since noise there would belong to no time the network is asked
+about. A model that reads its prompt as a condition (DiffusionGemma) gets the earlier blocks in the condition.
+
+Shapes: B prompts, A of them whose texts haven't ended, P tokens of the longest prompt, N new tokens, K tokens
+of a block, D coordinates, V data tokens, C columns of a condition.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,149 +21,22 @@ from torch import Tensor
 from tauflow.denoise import Model, TruncatedDenoiser
 from tauflow.errors import SettingsError, shorten
 from tauflow.recipes.language import Language
-from tauflow.samplers import Prompt, Result, Sampler, sampler_from
-from tauflow.samplers.run import Request, run, seeded, unprompted, whole
+from tauflow.samplers import Prompt, Sampler, State, StepInfo, sample, sampler_from
+from tauflow.samplers.run import seeded, unprompted, whole
 from tauflow.train import Trained
 
-
-@dataclass(frozen=True)
-class Asked:
-    """What is sampled for one block: K coordinates from `place` on.
-
-    Args:
-        model: of samples of D coordinates.
-        tokens: what stands around the block (A, D).
-        place: of the block.
-        size: K.
-        condition: (A, C), or None.
-    """
-
-    model: Model
-    tokens: Tensor
-    place: int
-    size: int
-    condition: Tensor | None = None
-
-    @property
-    def frozen(self) -> Tensor:
-        """Return true (A, D) on all that is no part of the block."""
-        columns = torch.arange(self.model.length)
-        inside = (columns >= self.place) & (columns < self.place + self.size)
-        return (~inside).expand(len(self.tokens), -1)
-
-    def block(self, x: Tensor) -> Tensor:
-        """Return the block (A, K) of states (A, D)."""
-        return x[:, self.place : self.place + self.size]
-
-
-class Prompted(Protocol):
-    """A model with prompts."""
-
-    def asked(self, new: Tensor, rows: Tensor, begin: int, size: int) -> Asked:
-        """Return what is sampled for the new tokens from `begin` on, of the samples rows (A,) so far."""
-        ...
-
-
-class Continued:
-    """Prompts that stand before the new tokens in one sequence.
-
-    They end in the same column; what stands before shorter ones is padding, which the network does not read.
-    """
-
-    def __init__(self, model: Model, prompts: Sequence[list[int]], adjusted: "Adjusted"):
-        self.model = model
-        self.adjusted = adjusted
-        width = max(map(len, prompts))
-        self.prompts = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts]).long()
-        lengths = torch.tensor([len(prompt) for prompt in prompts])
-        self.real = torch.arange(-width, 0) >= -lengths[:, None]  # (B, P)
-
-    def asked(self, new: Tensor, rows: Tensor, begin: int, size: int) -> Asked:
-        seen = new if self.model.process.absorbing else new[:, : begin + size]
-        tokens = torch.cat([self.prompts[rows], seen], 1)
-        real, width = self.real[rows], self.real.shape[1]
-        model = dataclasses.replace(self.model, shape=tokens.shape[1:])
-        model = self.adjusted.of(model, Prompt(tokens, torch.arange(model.length) < width))
-        if not real.all():
-            model = model.attending(torch.cat([real, torch.ones_like(seen, dtype=torch.bool)], 1))
-        return Asked(model, tokens, width + begin, size)
-
-
-class Conditioned:
-    """Prompts that are conditions, which new tokens become a part of when the next block is sampled."""
-
-    def __init__(self, model: Model, task: Language, prompts: Sequence[list[int]], adjusted: "Adjusted"):
-        self.model = model
-        self.task = task
-        self.prompts = prompts
-        self.adjusted = adjusted
-
-    def asked(self, new: Tensor, rows: Tensor, begin: int, size: int) -> Asked:
-        before = [self.prompts[row] for row in rows.tolist()]
-        known = [prompt + more for prompt, more in zip(before, new[:, :begin].tolist(), strict=True)]
-        condition = torch.stack([self.task.row(tokens) for tokens in known])
-        model = self.adjusted.of(dataclasses.replace(self.model, shape=(size,)), None)
-        return Asked(model, new[:, begin : begin + size], 0, size, condition)
-
-
-@dataclass(frozen=True)
-class Adjusted:
-    """Guidance and temperature; 1 is none."""
-
-    guidance: float = 1.0
-    temperature: float = 1.0
-
-    def of(self, model: Model, prompt: Prompt | None) -> Model:
-        """Return a model with both; it is guided away from what it says without the prompt.
-
-        What is cut from its rows is cut after both.
-        """
-        truncated = model.denoiser
-        if isinstance(truncated, TruncatedDenoiser):
-            model = dataclasses.replace(model, denoiser=truncated.denoiser)
-        if self.guidance != 1:
-            model = model.guided(self.guidance, prompt and unprompted(model, prompt))
-        if self.temperature != 1:
-            model = model.tempered(self.temperature)
-        if isinstance(truncated, TruncatedDenoiser):
-            model = model.truncated(truncated.top_k, truncated.top_p)
-        return model
-
-
-def prompted_model(
-    model: Model, task: Language, prompts: Sequence[list[int]], adjusted: Adjusted
-) -> Prompted:
-    """Return a model with prompts as it takes them."""
-    if task.conditions:
-        return Conditioned(model, task, prompts, adjusted)
-    return Continued(model, prompts, adjusted)
-
-
-# generate: texts that follow prompts, one block of new tokens after the other.
-#
-# A block is sampled as `tauflow.sample` samples, with the prompt and the blocks before it known; with one
-# block
-# the two are the same. What stands after a block while it is sampled depends on the process: masks, as many
-# as
-# there are new tokens to come, where the noise is masks; nothing, where it is other tokens, since these would
-# be those of no time at which the network is asked.
-#
-# Shapes: B prompts, A of them whose texts have not ended, P tokens of the longest prompt, N new tokens, K
-# tokens of a block, D coordinates, V data tokens, C columns of a condition.
-
-
 Text = str | Sequence[Mapping[str, str]]
-"""A prompt: text that is continued, or the messages of a conversation that is answered."""
+"""A prompt: a text to continue, or the messages of a conversation to answer."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What an observer is shown after every step, and after every block.
+    """What an observer sees after each step, and after each block.
 
     Args:
-        tokens: new ones of all samples (B, N) as they are now; V where there are none yet.
-        block: which one is sampled, from 0 on.
-        blocks: how many there are.
+        tokens: the new tokens of all samples (B, N) so far; V where there is none yet.
+        block: number of the block, from 0 on.
+        blocks: how many blocks there are.
     """
 
     tokens: Tensor
@@ -175,11 +53,11 @@ class Generated:
 
     Args:
         texts: what follows each prompt, up to its end.
-        tokens: the same as tokens (n,), for each prompt.
+        tokens: the same as tokens (n,), per prompt.
         evaluations: of the denoiser, in all blocks.
-        forwards: network calls: two for each evaluation with guidance.
-        taken: evaluations that each sample took part in: not those after its block was finished, nor those
-            of blocks after its end.
+        forwards: network calls. Guidance takes two per evaluation.
+        taken: evaluations per sample, without those after its block was finished and those of blocks after
+            its end.
     """
 
     texts: list[str]
@@ -195,7 +73,7 @@ class Generated:
 
     @property
     def tokens_per_evaluation(self) -> float:
-        """Return new tokens of a sample for each evaluation that it took part in, mean over all of these."""
+        """Return new tokens per evaluation and sample."""
         return sum(self.lengths) / sum(self.taken)
 
 
@@ -212,186 +90,270 @@ def generate(
     seed: int | torch.Generator = 0,
     observer: Observer | None = None,
 ) -> Generated:
-    """Sample texts that continue prompts, or answer conversations, with a pretrained language model.
+    """Continue texts, or answer conversations, with a pretrained language model.
 
-    Prompts of a batch may differ in length: each has the logits that it has alone. A text ends at the first
-    end token of the model; a sample that has ended is not sampled in later blocks, and when all have, no more
-    evaluations are made.
+    Use it for models from `tauflow.pretrained`. It takes prompts as text and stops where a text ends. To
+    fill in tokens anywhere in a sequence, use `tauflow.sample` with a prompt.
+
+    Prompts of a batch may differ in length: each gets the logits it would get alone. A text ends at the
+    model's first end token. A sample that has ended isn't sampled in later blocks, and evaluations stop when
+    all have ended.
 
     Args:
-        trained: from `tauflow.pretrained`.
-        prompts: one or several: texts, or conversations, each a list of messages such as {"role": "user",
-            "content": "Hi"}, which the chat template of the model writes as a text.
-        max_new_tokens: N; None is a block of the model, or else 128, or as many as it can still read; of
-            antibodies, what is missing to a chain.
-        sampler: as in `tauflow.sample`.
-        nfe: budget of evaluations of all blocks together, which share it evenly; the first ones have one more
-            where it cannot be shared so. What an adaptive sampler saves in a block is saved.
-        block: new tokens that are sampled together, K, a divisor of N; None is what the model was trained
-            with, or else all of them.
-        guidance: weight; 1 is none. The model is guided away from what it says without its prompt: to masks
-            in its place, or where noise is no masks, to the new tokens alone.
-        temperature: as `Model.tempered` takes it. Top-k and top-p belong to the model (`Model.truncated`),
-            whose rows are cut after guidance and temperature.
-        seed: of all randomness, or a torch.Generator.
-        observer: called with a `Step` after every step.
+        trained: a language model from `tauflow.pretrained`.
+        prompts: one or several texts, or conversations. A conversation is a list of messages such as
+            {"role": "user", "content": "Hi"}, which the model's chat template turns into text.
+        max_new_tokens: N. None is one block of the model, or 128, or as many as the model can still read.
+            For antibodies, it's the rest of a chain.
+        sampler: a spec such as "tr_cie(grid=tau)", a Sampler, or "auto", as in `tauflow.sample`.
+        nfe: budget of evaluations of all blocks together, shared evenly. The first blocks get one more if
+            it doesn't divide. What an adaptive sampler saves in a block is saved.
+        block: K, new tokens sampled together; must divide N. None is the model's block size, or N.
+        guidance: weight of guidance away from the model without its prompt; 1 is none. The prompt is
+            replaced by masks, or hidden from the network if the source isn't masked.
+        temperature: as in `Model.tempered`. Top-k and top-p belong to the model (`Model.truncated`) and
+            apply after guidance and temperature.
+        seed: seed of all randomness, or a torch.Generator.
+        observer: called with a `Step` after each step.
+
+    Returns:
+        The texts and their tokens, with the number of evaluations they took.
+
+    Example (downloads a model):
+        >>> trained = tauflow.pretrained("answerdotai/ModernBERT-base")  # doctest: +SKIP
+        >>> tauflow.generate(trained, "The capital of France is", 8, nfe=8).texts  # doctest: +SKIP
+        [' Paris, and the capital of Italy is Rome']
     """
-    task = _language(trained)
-    encoded = [task.text.begun(task.text.encode(_written(prompt, task))) for prompt in _several(prompts)]
-    new, size = _sizes(task, encoded, max_new_tokens, block)
-    blocks = new // size
-    refuse_uneven(new, size, nfe)
-    prompted = prompted_model(trained.model, task, encoded, Adjusted(guidance, temperature))
-    writing = Writing(task, prompted, torch.full((len(encoded), new), task.num_tokens))
-    chosen, generator = sampler_from(sampler, trained.model), seeded(seed)
+    task = _language_task(trained)
+    encoded = [task.text.begun(task.text.encode(_write(prompt, task))) for prompt in _list_prompts(prompts)]
+    length, size = _choose_sizes(task, encoded, max_new_tokens, block)
+    check_blocks(length, size, nfe)
+    chosen = sampler_from(sampler, trained.model)
+    generator = seeded(seed)
+    adjust = Adjustments(guidance, temperature)
+    prompted: PromptsInSequence | PromptsAsConditions
+    if task.conditions:
+        prompted = PromptsAsConditions(trained.model, task, encoded, adjust)
+    else:
+        prompted = PromptsInSequence(trained.model, encoded, adjust)
+
+    tokens = torch.full((len(encoded), length), task.num_tokens)  # (B, N), V where there is none yet
+    going = torch.arange(len(encoded))  # (A,) samples that haven't ended
+    taken = torch.zeros(len(encoded), dtype=torch.long)
+    evaluations = 0
+    forwards = 0
+    blocks = length // size
     for number in range(blocks):
         budget = nfe // blocks + (number < nfe % blocks)
-        shown = observer and partial(_show, observer, number, blocks)
-        writing.sample_block(number * size, size, partial(_run, chosen, budget, generator), shown)
-        if not len(writing.going):
+        begin = number * size
+        asked = prompted.request(tokens[going], going, begin, size)
+        write = partial(_write_block, tokens, going, begin, asked)
+        result = sample(
+            asked.model,
+            chosen,
+            budget,
+            count=len(going),
+            condition=asked.condition,
+            prompt=asked.prompt,
+            movable=asked.movable,
+            seed=generator,
+            observer=observer and partial(_show, observer, write, number, blocks),
+        )
+        tokens = write(result.tokens)
+        taken[going] += result.nfe if result.evaluations is None else result.evaluations
+        evaluations += result.nfe
+        forwards += result.info.forwards
+        if observer:
+            observer(Step(tokens, number, blocks))
+        going = going[task.lengths(tokens[going]) == length]
+        if not len(going):
             break
-    return writing.generated
+
+    ends = task.lengths(tokens).tolist()
+    rows = [row[:end] for row, end in zip(tokens, ends, strict=True)]
+    texts = [task.text.decode(row.tolist()) for row in rows]
+    return Generated(texts, rows, evaluations, forwards, taken.tolist())
 
 
-class Writing:
-    """New tokens (B, N) of all samples as they grow; V where there are none yet."""
+# One block as a call of `sample`
 
-    def __init__(self, task: Language, prompted: Prompted, tokens: Tensor):
-        self.task = task
-        self.prompted = prompted
-        self.tokens = tokens
-        self.going = torch.arange(len(tokens))  # (A,) the samples that have not ended
-        self.taken = torch.zeros(len(tokens), dtype=torch.long)  # evaluations of each
-        self.evaluations = self.forwards = 0
 
-    def sample_block(
-        self,
-        begin: int,
-        size: int,
-        sample: Callable[[Asked, Callable[[Tensor], None] | None], Result],
-        show: Callable[[Tensor], None] | None,
-    ) -> None:
-        """Sample the new tokens from `begin` on of those that have not ended."""
-        asked = self.prompted.asked(self.tokens[self.going], self.going, begin, size)
+@dataclass(frozen=True)
+class BlockRequest:
+    """What `sample` is asked for: D coordinates, of which the K of the block may change.
 
-        def now(x: Tensor) -> Tensor:
-            tokens = self.tokens.clone()
-            tokens[self.going, begin : begin + size] = asked.block(x).cpu()
-            return tokens
+    Args:
+        model: of samples of D coordinates.
+        start: of the block.
+        size: K.
+        prompt: what is known before the block, or None.
+        condition: (A, C), or None.
+    """
 
-        result = sample(asked, show and (lambda x: show(now(x))))
-        self.tokens = now(result.tokens)
-        self.taken[self.going] += result.nfe if result.evaluations is None else result.evaluations
-        self.evaluations += result.nfe
-        self.forwards += result.info.forwards
-        if show:
-            show(self.tokens)
-        self.going = self.going[self.task.lengths(self.tokens[self.going]) == self.tokens.shape[1]]
+    model: Model
+    start: int
+    size: int
+    prompt: Prompt | None = None
+    condition: Tensor | None = None
 
     @property
-    def generated(self) -> Generated:
-        """Return what there is."""
-        ends = self.task.lengths(self.tokens).tolist()
-        rows = [row[:end] for row, end in zip(self.tokens, ends, strict=True)]
-        texts = [self.task.text.decode(row.tolist()) for row in rows]
-        return Generated(texts, rows, self.evaluations, self.forwards, self.taken.tolist())
+    def movable(self) -> Tensor:
+        """Return true (D,) in the block."""
+        columns = torch.arange(self.model.length)
+        return (columns >= self.start) & (columns < self.start + self.size)
 
 
-def _show(observer: Observer, block: int, blocks: int, tokens: Tensor) -> None:
-    observer(Step(tokens, block, blocks))
+class PromptsInSequence:
+    """Prompts before the new tokens in one sequence.
+
+    They end in the same column. What's before shorter ones is padding, which the network doesn't read.
+    """
+
+    def __init__(self, model: Model, prompts: list[list[int]], adjust: "Adjustments"):
+        self.model = model
+        self.adjust = adjust
+        width = max(map(len, prompts))
+        self.prompts = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts]).long()
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        self.real = torch.arange(-width, 0) >= -lengths[:, None]  # (B, P)
+
+    def request(self, new: Tensor, samples: Tensor, begin: int, size: int) -> BlockRequest:
+        """Return what is sampled after the first `begin` new tokens (A, N) of the samples (A,)."""
+        seen = new if self.model.process.absorbing else new[:, : begin + size]
+        tokens = torch.cat([self.prompts[samples], seen], 1)
+        real = self.real[samples]
+        width = real.shape[1]
+        columns = torch.arange(tokens.shape[1])
+        model = dataclasses.replace(self.model, shape=tokens.shape[1:])
+        model = self.adjust(model, Prompt(tokens, columns < width))
+        if not real.all():
+            model = model.attending(torch.cat([real, torch.ones_like(seen, dtype=torch.bool)], 1))
+        start = width + begin
+        return BlockRequest(model, start, size, prompt=Prompt(tokens, columns < start))
 
 
-def _run(
-    sampler: Sampler,
-    nfe: int,
-    generator: torch.Generator,
-    asked: Asked,
-    show: Callable[[Tensor], None] | None,
-) -> Result:
-    """Sample what is asked; `show` is given the states (A, D) after every step."""
-    model, device = asked.model, asked.model.denoiser.device
-    x_0 = model.process.start((len(asked.tokens), model.length), generator).to(device)
-    frozen = asked.frozen.to(device)
-    request = Request(
-        model,
-        nfe,
-        torch.where(frozen, asked.tokens.to(device), x_0),
-        generator,
-        frozen=frozen,
-        condition=None if asked.condition is None else asked.condition.to(device),
-        observer=show and (lambda info, state: show(state.x)),
-    )
-    return run(sampler, request)
+@dataclass(frozen=True)
+class PromptsAsConditions:
+    """Prompts as conditions. New tokens become a part of them when the next block is sampled."""
+
+    model: Model
+    task: Language
+    prompts: list[list[int]]
+    adjust: "Adjustments"
+
+    def request(self, new: Tensor, samples: Tensor, begin: int, size: int) -> BlockRequest:
+        """Return what is sampled after the first `begin` new tokens (A, N) of the samples (A,)."""
+        before = [self.prompts[row] for row in samples.tolist()]
+        known = [prompt + more for prompt, more in zip(before, new[:, :begin].tolist(), strict=True)]
+        condition = torch.stack([self.task.row(tokens) for tokens in known])
+        model = self.adjust(dataclasses.replace(self.model, shape=(size,)), None)
+        return BlockRequest(model, 0, size, condition=condition)
 
 
-# What was asked for
+@dataclass(frozen=True)
+class Adjustments:
+    """Guidance and temperature, which come before the model's own top-k and top-p; 1 is none."""
+
+    guidance: float
+    temperature: float
+
+    def __call__(self, model: Model, prompt: Prompt | None) -> Model:
+        truncated = model.denoiser
+        if isinstance(truncated, TruncatedDenoiser):
+            model = dataclasses.replace(model, denoiser=truncated.denoiser)
+        if self.guidance != 1:
+            model = model.guided(self.guidance, prompt and unprompted(model, prompt))
+        if self.temperature != 1:
+            model = model.tempered(self.temperature)
+        if isinstance(truncated, TruncatedDenoiser):
+            model = model.truncated(truncated.top_k, truncated.top_p)
+        return model
 
 
-def _language(trained: Trained) -> Language:
-    """Return the task of a language model; refuse any other."""
-    if not isinstance(trained, Trained) or not isinstance(trained.task, Language):
-        task = trained.task if isinstance(trained, Trained) else trained
+def _write_block(tokens: Tensor, samples: Tensor, begin: int, asked: BlockRequest, x: Tensor) -> Tensor:
+    """Return the new tokens (B, N) with the block of the states x (A, D)."""
+    block = x[:, asked.start : asked.start + asked.size]
+    tokens = tokens.clone()
+    tokens[samples, begin : begin + asked.size] = block.cpu()
+    return tokens
+
+
+def _show(
+    observer: Observer,
+    write: Callable[[Tensor], Tensor],
+    block: int,
+    blocks: int,
+    info: StepInfo,
+    state: State,
+) -> None:
+    observer(Step(write(state.x), block, blocks))
+
+
+# Arguments
+
+
+def _language_task(trained: Any) -> Language:
+    task = getattr(trained, "task", trained)
+    if not isinstance(task, Language):
         raise SettingsError(
-            f"generate continues texts of a language model, got {type(task).__name__}; load one with "
-            "tauflow.pretrained, or use tauflow.sample"
+            f"generate needs a language model from tauflow.pretrained, got {type(task).__name__}. Use "
+            "tauflow.sample for other models."
         )
-    return trained.task
+    return task
 
 
-def _several(prompts: Any) -> list[Any]:
-    """Return prompts as a list; one alone is a list of itself."""
+def _list_prompts(prompts: Any) -> list[Any]:
     if isinstance(prompts, str) or _is_conversation(prompts):
         return [prompts]
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes) or not len(prompts):
-        raise SettingsError(
-            f"prompts must be one or several texts or conversations, got {shorten(repr(prompts))}"
-        )
+        raise SettingsError(f"prompts must be texts or conversations, got {shorten(repr(prompts))}.")
     return list(prompts)
 
 
 def _is_conversation(prompt: Any) -> bool:
-    messages = prompt if isinstance(prompt, Sequence) else ()
-    return len(messages) > 0 and all(isinstance(message, Mapping) for message in messages)
+    if not isinstance(prompt, Sequence) or not len(prompt):
+        return False
+    return all(isinstance(message, Mapping) for message in prompt)
 
 
-def _written(prompt: Any, task: Language) -> str:
-    """Return the text of a prompt."""
+def _write(prompt: Any, task: Language) -> str:
     if isinstance(prompt, str):
         return prompt
     if _is_conversation(prompt):
         return task.chat([dict(message) for message in prompt])
     raise SettingsError(
-        'a prompt is a text, or a list of messages such as {"role": "user", "content": "Hi"}; got '
-        f"{shorten(repr(prompt))}"
+        'A prompt must be a text or a list of messages such as {"role": "user", "content": "Hi"}, got '
+        f"{shorten(repr(prompt))}."
     )
 
 
-def _sizes(
+def _choose_sizes(
     task: Language, encoded: list[list[int]], max_new_tokens: int | None, block: int | None
 ) -> tuple[int, int]:
-    """Return N and K; refuse prompts that leave no place for the new tokens."""
+    """Return N and K; raise an error if a prompt leaves no room for the new tokens."""
     longest = max(range(len(encoded)), key=lambda number: len(encoded[number]))
     taken = len(encoded[longest])
     new = task.new_tokens(taken) if max_new_tokens is None else whole(max_new_tokens, "max_new_tokens")
     size = (task.block or new) if block is None else whole(block, "block")
     context = len(task.sized(size).conditions) + size if task.conditions else task.context
     if context is not None and taken + new > context:
-        more = "" if max_new_tokens is None else ", or ask for fewer"
+        more = "" if max_new_tokens is None else ", or ask for fewer new tokens"
         raise SettingsError(
-            f"prompt {longest + 1} has {taken} tokens and is to have {new} more, the model can read "
-            f"{context}; shorten it{more}"
+            f"Prompt {longest + 1} ({taken} tokens) and {new} new tokens must fit into the {context} tokens "
+            f"the model can read. Shorten the prompt{more}."
         )
     return new, size
 
 
-def refuse_uneven(new: int, size: int, nfe: int) -> None:
-    """Refuse blocks of `size` that do not divide the new tokens, and fewer evaluations than blocks."""
+def check_blocks(new: int, size: int, nfe: int) -> None:
+    """Raise an error unless blocks of `size` divide the new tokens and get an evaluation each."""
     if new % size:
         raise SettingsError(
-            f"a block of {size} does not divide {new} new tokens; ask for {-(-new // size) * size}, or give "
-            "another block"
+            f"The block size must divide the number of new tokens, got {size} and {new}. Ask for "
+            f"{-(-new // size) * size} new tokens, or choose another block size."
         )
     if whole(nfe, "nfe") < new // size:
         raise SettingsError(
-            f"{new // size} blocks need an evaluation each, nfe is {nfe}; raise it, or take larger blocks"
+            f"nfe must be at least 1 per block, got {nfe} for {new // size} blocks. Increase nfe, or choose "
+            "larger blocks."
         )

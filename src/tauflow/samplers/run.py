@@ -176,6 +176,7 @@ def sample(
     count: int = 1,
     condition: Tensor | None = None,
     prompt: Prompt | tuple[Tensor, Tensor] | None = None,
+    movable: Tensor | None = None,
     seed: int | torch.Generator = 0,
     observer: Observer | None = None,
     progress: bool = False,
@@ -192,6 +193,8 @@ def sample(
         condition: what the samples are asked to be, integers (B, C) or (C,) for all of them; -1 is not given.
         prompt: tokens that are known, with true where they are: a pair of tensors (B, D) or (D,). They never
             change and cost no evaluation.
+        movable: true (B, D) or (D,) where tokens are sampled. Elsewhere samples stay as they start: prompt
+            or noise. None is everywhere.
         seed: of all randomness, 0 to 2**32 - 1, or a torch.Generator. The global generators are neither read
             nor moved.
         observer: called with (StepInfo, State) after every step.
@@ -213,6 +216,9 @@ def sample(
         tokens, known = checked_prompt(prompt, shape, model)
         frozen = known.to(device)
         x_0 = torch.where(frozen, tokens.to(device), x_0)
+    if movable is not None:
+        fixed = ~movable.to(device).expand(shape)
+        frozen = fixed if frozen is None else frozen | fixed
     request = Request(
         model,
         nfe,
@@ -287,12 +293,13 @@ def checked_condition(condition: Any, count: int, model: Model) -> Tensor | None
         tuple(condition.shape) == (count, columns),
         f"condition must have the shape {(count, columns)} or {(columns,)}, got {tuple(condition.shape)}",
     )
-    for column, size in enumerate(model.conditions):
-        values = condition[:, column]
-        require(
-            bool(((values >= DROPPED) & (values < size)).all()),
-            f"column {column} of a condition holds 0 .. {size - 1}, or -1 for not given; got "
-            f"{values.tolist()[:8]}",
+    sizes = torch.tensor(model.conditions, device=condition.device)
+    wrong = ((condition < DROPPED) | (condition >= sizes)).any(0)
+    if wrong.any():
+        column = int(wrong.int().argmax())
+        raise SamplingError(
+            f"column {column} of a condition holds 0 .. {model.conditions[column] - 1}, or -1 for not given; "
+            f"got {condition[:, column].tolist()[:8]}"
         )
     return condition.long().to(model.denoiser.device)
 
