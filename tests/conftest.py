@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -142,3 +143,19 @@ def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     train_here(*TINY, "--trainer.max_steps=24", f"--trainer.default_root_dir={folder}", cwd=folder)
     return folder / "version_0"
+
+
+@pytest.fixture(scope="session")
+def written_antibodies(tmp_path_factory):
+    """A folder with the packages antiberty and sapiens, of tiny models, and their weights."""
+    from tiny_antibodies import write_antiberty, write_sapiens
+
+    root = tmp_path_factory.mktemp("packages")
+    return SimpleNamespace(root=root, antiberty=write_antiberty(root), sapiens=write_sapiens(root))
+
+
+@pytest.fixture
+def antibody_packages(written_antibodies, monkeypatch):
+    """The tiny packages in place of the real ones."""
+    monkeypatch.syspath_prepend(written_antibodies.root)
+    return written_antibodies

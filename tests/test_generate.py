@@ -12,17 +12,16 @@ import test_dit_recipes as dits
 import torch
 from conftest import ROOT
 from rich.console import Console
-from test_antibodies import packages, written  # noqa: F401  # fixtures: tiny antiberty and sapiens
 from test_diffusion_gemma import saved  # noqa: F401  # a fixture: the folder of a tiny DiffusionGemma
 
 import tauflow
 import tauflow.cli.sample
+from benchmarks.studies.antibodies import PERTUZUMAB, TRASTUZUMAB, Design, designed
 from tauflow.cli.sample_text import HIDDEN, view
 from tauflow.errors import SamplingError, SettingsError
 from tauflow.evaluation.evaluate import Sampling
 from tauflow.evaluation.results import Results
 from tauflow.recipes import pretrained
-from tauflow.recipes.antibodies import PERTUZUMAB, TRASTUZUMAB, Design, designed
 from tauflow.recipes.generate import Step
 from tauflow.recipes.language import resized, unprompted
 from tauflow.samplers import SAMPLERS, Prompt, sampler_from
@@ -48,14 +47,14 @@ def gemma(request):
 
 
 @pytest.fixture(scope="module")
-def others(tmp_path_factory, written):  # noqa: F811
+def others(tmp_path_factory, written_antibodies):
     """MDLM, Duo and SEDD that read 16 tokens, and a BERT, of antibodies."""
     root = tmp_path_factory.mktemp("dits")
     longer = {"mdlm": {"model_length": 16}, "duo": {"model_length": 16}}
     longer["sedd"] = {"model": dits.PARTS | {"length": 16}}
     found = {kind: pretrained(dits.write(root / kind, kind, **more)) for kind, more in longer.items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(written.root)
+        patch.syspath_prepend(written_antibodies.root)
         return found | {"bert": pretrained("antiberty")}
 
 
@@ -582,7 +581,7 @@ def test_a_prompt_of_a_canvas_is_its_condition_in_tables_too(call, gemma, reques
     assert "all samples were asked for: w1 w2" in found.notes
 
 
-def test_antibodies_are_measured_by_the_residues_that_are_drawn(call, packages, others, tmp_path):  # noqa: F811
+def test_antibodies_are_measured_by_the_residues_that_are_drawn(call, antibody_packages, others, tmp_path):
     """A prompt of the command line, and a design in Python."""
     args = ["--pretrained", "antiberty", "--nfe", 2, "--num_samples", 2, "--sampler", "tweedie", "--out"]
     loops, start = Design.loops(TRASTUZUMAB), Design.beginning(PERTUZUMAB)

@@ -5,169 +5,49 @@ The packages are made on the spot, of tiny models with random weights; the last 
 
 import argparse
 import copy
-import json
 import math
 import random
 import sys
 from importlib.util import find_spec
 from itertools import combinations
-from types import SimpleNamespace
 
 import pytest
 import torch
-from language_models import drawn
-from torch.nn.functional import gelu, layer_norm
+from tiny_antibodies import BERT, FAIRSEQ, logits_by_hand, write_sapiens
 
 import tauflow
-from benchmarks.studies.antibodies import Antibodies
+from benchmarks.studies.antibodies import (
+    ADALIMUMAB,
+    PERTUZUMAB,
+    TRASTUZUMAB,
+    Antibodies,
+    Design,
+    Recovery,
+    designed,
+)
 from benchmarks.studies.base import Settings
 from benchmarks.studies.command import main
 from tauflow.errors import CheckpointError, SettingsError
 from tauflow.evaluation.results import Results
-from tauflow.recipes.antibodies import (
-    ADALIMUMAB,
-    PERTUZUMAB,
-    TRASTUZUMAB,
-    Antibody,
-    Design,
-    Sapiens,
-    antiberty_folder,
-)
-from tauflow.recipes.antibodies.metrics import PairwiseIdentity, Recovery, ValidFramework
-from tauflow.recipes.antibodies.task import designed
+from tauflow.recipes.antibodies import PairwiseIdentity, Sapiens, ValidFramework, antiberty_folder
 from tauflow.recipes.folders import folder_of
 from tauflow.recipes.loading import RECIPES
 
-WIDTH, INNER, HEADS, LAYERS, IDS = 16, 24, 2, 2, 25
-VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"ACDEFGHIKLMNPQRSTVWY"]
-BERT = {
-    **{"words": "bert.embeddings.word_embeddings", "places": "bert.embeddings.position_embeddings"},
-    **{"first": "bert.embeddings.LayerNorm", "layer": "bert.encoder.layer.{}."},
-    **{each[0]: f"attention.self.{each}" for each in ("query", "key", "value")},
-    **{"o": "attention.output.dense", "between": "attention.output.LayerNorm"},
-    **{"up": "intermediate.dense", "down": "output.dense", "after": "output.LayerNorm"},
-    **{"dense": "cls.predictions.transform.dense", "norm": "cls.predictions.transform.LayerNorm"},
-    "bias": "cls.predictions.bias",
-}
-FAIRSEQ = {
-    **{
-        "words": "decoder.sentence_encoder.embed_tokens",
-        "places": "decoder.sentence_encoder.embed_positions",
-    },
-    **{"first": "decoder.sentence_encoder.emb_layer_norm", "layer": "decoder.sentence_encoder.layers.{}."},
-    **{each: f"self_attn.{each}_proj" for each in "qkv"},
-    **{"o": "self_attn.out_proj", "between": "self_attn_layer_norm"},
-    **{"up": "fc1", "down": "fc2", "after": "final_layer_norm"},
-    **{
-        "dense": "decoder.lm_head.dense",
-        "norm": "decoder.lm_head.layer_norm",
-        "bias": "decoder.lm_head.bias",
-    },
-}
 INSTALLED = {each: find_spec(each) is not None for each in ("antiberty", "sapiens")}
 real = pytest.mark.skipif(not all(INSTALLED.values()), reason="needs the packages antiberty and sapiens")
 
 
-def weights_of(names, positions, seed):
-    """Draw the weights of an encoder with a head, under the names of a package."""
-    square, shapes = (WIDTH, WIDTH), {}
-    linears = {names["dense"]: square}
-    norms = [names["first"], names["norm"]]
-    for layer in map(names["layer"].format, range(LAYERS)):
-        linears |= {layer + names[each]: square for each in "qkvo"}
-        linears |= {layer + names["up"]: (INNER, WIDTH), layer + names["down"]: (WIDTH, INNER)}
-        norms += [layer + names["between"], layer + names["after"]]
-    for name, shape in linears.items():
-        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
-    shapes |= {f"{name}.{part}": (WIDTH,) for name in norms for part in ("weight", "bias")}
-    shapes |= {f"{names['words']}.weight": (IDS, WIDTH), f"{names['places']}.weight": (positions, WIDTH)}
-    return drawn(shapes | {names["bias"]: (IDS,)}, seed)
-
-
-def logits_by_hand(weights, names, ids, first_place, epsilon):
-    """Return logits (L, N) of ids (L,): norms stand after the sums, as in BERT."""
-
-    def linear(rows, name):
-        return rows @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
-
-    def norm(rows, name):
-        return layer_norm(rows, (WIDTH,), weights[f"{name}.weight"], weights[f"{name}.bias"], epsilon)
-
-    table = weights[f"{names['words']}.weight"]
-    places = weights[f"{names['places']}.weight"][first_place : first_place + len(ids)]
-    kinds = weights.get("bert.embeddings.token_type_embeddings.weight", torch.zeros(1, WIDTH))
-    h = norm(table[ids] + places + kinds[0], names["first"])
-    for layer in map(names["layer"].format, range(LAYERS)):
-        q, k, v = (linear(h, layer + names[each]).unflatten(1, (HEADS, -1)).transpose(0, 1) for each in "qkv")
-        taken = (q @ k.mT / math.sqrt(WIDTH // HEADS)).softmax(-1) @ v
-        h = norm(h + linear(taken.transpose(0, 1).flatten(1), layer + names["o"]), layer + names["between"])
-        inner = gelu(linear(h, layer + names["up"]))
-        h = norm(h + linear(inner, layer + names["down"]), layer + names["after"])
-    return norm(gelu(linear(h, names["dense"])), names["norm"]) @ table.T + weights[names["bias"]]
-
-
-def write_antiberty(root):
-    """Write the package as it is published; importing it is an error."""
-    folder = root / "antiberty" / "trained_models" / "AntiBERTy_md_smooth"
-    folder.mkdir(parents=True)
-    (root / "antiberty" / "__init__.py").write_text("raise RuntimeError('it was imported')")
-    (folder.parent / "vocab.txt").write_text("\n".join(VOCABULARY))
-    config = {
-        **{"_name_or_path": "/home/x/checkpoint-1160000/", "architectures": ["AntiBERTy"]},
-        **{"model_type": "bert", "position_embedding_type": "absolute", "gradient_checkpointing": False},
-        **{"hidden_size": WIDTH, "intermediate_size": INNER, "num_attention_heads": HEADS},
-        **{"num_hidden_layers": LAYERS, "max_position_embeddings": 130, "vocab_size": IDS},
-        **{"layer_norm_eps": 1e-12, "type_vocab_size": 2, "pad_token_id": 0, "use_cache": True},
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    weights = weights_of(BERT, 130, seed=0)
-    heads = {"bert.pooler.dense": WIDTH, "cls.species": 6, "cls.chain": 2, "cls.graft": 2}
-    more = {f"{name}.weight": (size, WIDTH) for name, size in heads.items()}
-    more |= {f"{name}.bias": (size,) for name, size in heads.items()}
-    weights |= drawn(more | {"bert.embeddings.token_type_embeddings.weight": (2, WIDTH)}, seed=1)
-    weights["bert.embeddings.position_ids"] = torch.arange(130)[None]
-    weights["cls.predictions.decoder.weight"] = weights[f"{BERT['words']}.weight"].clone()
-    weights["cls.predictions.decoder.bias"] = weights[BERT["bias"]].clone()
-    torch.save(weights, folder / "pytorch_model.bin")
-    return weights
-
-
-def write_sapiens(root):
-    folder = root / "sapiens" / "models" / "v1"
-    folder.mkdir(parents=True)
-    (root / "sapiens" / "__init__.py").write_text("raise RuntimeError('it was imported')")
-    weights = weights_of(FAIRSEQ, 146, seed=2)
-    weights["decoder.lm_head.weight"] = weights[f"{FAIRSEQ['words']}.weight"].clone()
-    args = argparse.Namespace(arch="roberta_small", encoder_attention_heads=HEADS)
-    torch.save({"args": args, "model": weights, "extra_state": {"epoch": 3}}, folder / "checkpoint_vh.pt")
-    return weights
-
-
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """Tiny packages with their weights."""
-    root = tmp_path_factory.mktemp("packages")
-    return SimpleNamespace(root=root, antiberty=write_antiberty(root), sapiens=write_sapiens(root))
-
-
-@pytest.fixture
-def packages(written, monkeypatch):
-    """The tiny packages in place of the real ones."""
-    monkeypatch.syspath_prepend(written.root)
-    return written
-
-
-@pytest.fixture(scope="module")
-def trained(written):
+def trained(written_antibodies):
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(written.root)
+        patch.syspath_prepend(written_antibodies.root)
         return tauflow.pretrained("antiberty")
 
 
 # Weights
 
 
-def test_antiberty_gives_the_logits_computed_by_hand(packages, trained):
+def test_antiberty_gives_the_logits_computed_by_hand(antibody_packages, trained):
     """In its frame, over residues alone, without its other heads; nothing of the package is imported."""
     assert trained.model.shape == (119,)
     assert trained.task.num_tokens == 20
@@ -176,13 +56,13 @@ def test_antiberty_gives_the_logits_computed_by_hand(packages, trained):
     found = trained.model.denoiser.evaluate(x, torch.zeros(2)).logits(slice(None)).view(2, 119, 20)
     for row in range(2):
         ids = [2, *(4 if token == 20 else 5 + token for token in x[row].tolist()), 3]
-        wanted = logits_by_hand(packages.antiberty, BERT, torch.tensor(ids), 0, 1e-12)[1:-1, 5:]
+        wanted = logits_by_hand(antibody_packages.antiberty, BERT, torch.tensor(ids), 0, 1e-12)[1:-1, 5:]
         assert wanted.std() > 0.5
         torch.testing.assert_close(found[row], wanted, atol=2e-5, rtol=1e-4)
     assert not {"antiberty", "sapiens"} & sys.modules.keys()
 
 
-def test_sapiens_masks_one_residue_at_a_time(packages):
+def test_sapiens_masks_one_residue_at_a_time(antibody_packages):
     chain, places = TRASTUZUMAB.chain[:30], [0, 7, 29]
     nll, count = Sapiens().score([chain, chain[::-1]], places)
     ids = torch.tensor([0, *(4 + "ACDEFGHIKLMNPQRSTVWY".index(each) for each in chain), 2])
@@ -190,7 +70,7 @@ def test_sapiens_masks_one_residue_at_a_time(packages):
     for place in places:
         masked = ids.clone()
         masked[place + 1] = 24
-        rows = logits_by_hand(packages.sapiens, FAIRSEQ, masked, 2, 1e-5)  # positions count from 2
+        rows = logits_by_hand(antibody_packages.sapiens, FAIRSEQ, masked, 2, 1e-5)  # positions count from 2
         wanted -= float(rows[place + 1].log_softmax(-1)[ids[place + 1]])
     assert nll[0].item() == pytest.approx(wanted, rel=1e-5)
     assert nll[1].item() != pytest.approx(wanted, rel=1e-2)
@@ -209,14 +89,14 @@ def test_residues_are_capital_letters_of_its_tokenizer(trained):
 
 
 @pytest.mark.parametrize("name", ["antiberty", "sapiens"])
-def test_a_missing_package_is_named_with_its_command(name, packages, monkeypatch):
+def test_a_missing_package_is_named_with_its_command(name, antibody_packages, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     version = {"antiberty": "0.1.3", "sapiens": "1.0.4"}[name]
     with pytest.raises(SettingsError, match=f"pip install --no-deps {name}=={version}$"):
         antiberty_folder() if name == "antiberty" else Sapiens()
 
 
-def test_a_judge_that_lacks_a_weight_or_runs_code_is_refused(packages, tmp_path, monkeypatch):
+def test_a_judge_that_lacks_a_weight_or_runs_code_is_refused(antibody_packages, tmp_path, monkeypatch):
     write_sapiens(tmp_path)
     path = tmp_path / "sapiens" / "models" / "v1" / "checkpoint_vh.pt"
     monkeypatch.syspath_prepend(tmp_path)
@@ -231,23 +111,17 @@ def test_a_judge_that_lacks_a_weight_or_runs_code_is_refused(packages, tmp_path,
         Sapiens()
 
 
-def test_chains_that_sapiens_cannot_read_and_other_judges_are_refused(packages, trained):
-    judge = Sapiens()
-    with pytest.raises(SettingsError, match="at most 142 residues, got 143"):
-        judge.score(["A" * 143], [0])
+def test_chains_too_long_for_sapiens_and_other_judges_raise_an_error(antibody_packages, trained):
+    task = copy.copy(trained.task)
     with pytest.raises(SettingsError, match="judge of heavy chains is sapiens"):
-        trained.task.use_judges("gpt2")
-
-
-def test_chains_that_the_judge_cannot_read_are_refused_before_they_are_drawn(packages, trained):
-    judged = copy.copy(trained.task)
-    judged.use_judges("sapiens")
-    judged.context = 150
+        task.use_judges("gpt2")
+    task.use_judges("sapiens")
+    task.context = 150
     with pytest.raises(SettingsError, match="at most 142 residues, got 150"):
-        judged.sized(150).sample_metrics()
+        task.sized(150).sample_metrics()
 
 
-def test_a_package_is_named_in_any_case_and_other_names_get_the_list(packages):
+def test_a_package_is_named_in_any_case_and_other_names_get_the_list(antibody_packages):
     assert folder_of("AntiBERTy", RECIPES) == antiberty_folder()
     with pytest.raises(CheckpointError, match=r"no folder antibertyy.*recipes: .*inside packages: antiberty"):
         tauflow.pretrained("antibertyy")
@@ -295,20 +169,6 @@ def test_a_blank_may_be_one_residue(trained):
     assert known.nonzero().flatten().tolist() == [0, 1, 2, 3, 5, 6, 7, 8]
 
 
-@pytest.mark.parametrize(
-    ("made", "said"),
-    [
-        (lambda: Design.loops(Antibody("x", "EVQL", ("EV", "QL", "AA"))), "CDR3 of x is to be 'AA'"),
-        (lambda: Design.loops(Antibody("x", "EVQL", ("QL", "EV", "E"))), "CDR2 of x is to be 'EV'"),
-        (lambda: Design.beginning(TRASTUZUMAB, "EVQQQ"), "from residue 4 on it is 'QQ_"),
-        (lambda: Design("d", "EVQ", "EV__"), "from residue 4 on"),
-    ],
-)
-def test_designs_that_do_not_fit_their_chain_are_refused(made, said):
-    with pytest.raises(SettingsError, match=said):
-        made()
-
-
 def test_identity_is_the_mean_over_pairs():
     tokens = torch.randint(3, (6, 10), generator=torch.Generator().manual_seed(0))
     places = torch.tensor([1, 2, 3, 7])
@@ -340,7 +200,7 @@ def test_a_standard_error_of_recovery_is_over_samples():
 DESIGNS = {"chains from EVQLVESGG": 110, "loops of trastuzumab": 29, "loops of adalimumab": 30}
 
 
-def test_what_is_known_of_a_design_is_given_to_the_samplers(packages):
+def test_what_is_known_of_a_design_is_given_to_the_samplers(antibody_packages):
     study = Antibodies(Settings(samples=2, seeds=(0,), nfes=(8, 32), samplers=("euler",)))
     cells = study.cells()
     given = {str(cell["design"]): study.sampling(cell).prompt.known.logical_not().sum() for cell in cells}
@@ -353,7 +213,7 @@ def test_what_is_known_of_a_design_is_given_to_the_samplers(packages):
     ]  # fewer than residues
 
 
-def test_the_study_measures_each_design_to_its_ceiling(packages, tmp_path, capsys):
+def test_the_study_measures_each_design_to_its_ceiling(antibody_packages, tmp_path, capsys):
     with pytest.raises(SystemExit, match="of one model; give --ckpt one name"):
         main(["antibodies", "--out", str(tmp_path / "a"), "--ckpt", "antiberty", "other"])
     words = ["--smoke", "--samplers", "spaced_even", "--nfes", "8", "--ckpt", "antiberty"]
