@@ -15,7 +15,7 @@ from conftest import ENV, ROOT
 from forked import run_script
 
 from benchmarks.pages import filled
-from tauflow.cli.sample_arguments import parser
+from tauflow.cli.sample import build_parser
 from tauflow.cli.train import train
 
 DOCS = ROOT / "docs"
@@ -144,7 +144,7 @@ def test_flags_of_sample_py_exist(page):
     for line in commands(page.read_text()):
         words = shlex.split(line, comments=True)
         if words[:2] == ["python", "sample.py"] and "--help" not in words:
-            parser().parse_args(words[2:])  # exits where a flag does not exist
+            build_parser().parse_args(words[2:])  # exits where a flag does not exist
 
 
 TRAINING = {

@@ -17,7 +17,7 @@ from test_diffusion_gemma import saved  # noqa: F401  # a fixture: the folder of
 import tauflow
 import tauflow.cli.sample
 from benchmarks.studies.antibodies import PERTUZUMAB, TRASTUZUMAB, Design, designed
-from tauflow.cli.sample_text import HIDDEN, view
+from tauflow.cli.sample_text import HIDDEN, render
 from tauflow.errors import SamplingError, SettingsError
 from tauflow.evaluation.evaluate import Sampling
 from tauflow.evaluation.results import Results
@@ -558,16 +558,16 @@ def test_the_live_view_fits_and_shows_the_block_that_is_sampled(samples, loaded)
     tokens = torch.full((samples, 1600), task.text.encode("x")[0])
     tokens[:, 800:] = task.num_tokens
     tokens[:, 798:800] = torch.tensor(task.text.encode("yz"))
-    shown = view(Step(tokens, 4, 8), "", "a prompt\n" * 50, task, console).plain.split("\n")
+    shown = render(Step(tokens, 4, 8), "", "a prompt\n" * 50, task, console).plain.split("\n")
     assert len(shown) < 12
     assert all(len(line) <= 40 for line in shown)
     assert shown[0].startswith("block 5 of 8")
     if samples == 1:
         assert shown[-2] == HIDDEN * 40, "the block that is sampled"
-        few = view(Step(tokens[:, 790:830], 0, 1), "", "a prompt\n" * 50, task, console).plain
+        few = render(Step(tokens[:, 790:830], 0, 1), "", "a prompt\n" * 50, task, console).plain
         assert few == f"block 1 of 1\na prompt\na prompt\n{'x' * 8}yz{HIDDEN * 30}\n"
     tokens[:, 3] = task.ends[0]
-    assert "xxx\n" in view(Step(tokens, 4, 8), "", "", task, console).plain, "nothing after the end"
+    assert "xxx\n" in render(Step(tokens, 4, 8), "", "", task, console).plain, "nothing after the end"
 
 
 def test_a_prompt_of_a_canvas_is_its_condition_in_tables_too(call, gemma, request, tmp_path):

@@ -452,7 +452,7 @@ def test_what_is_done_is_not_done_again(images, models, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         study(images, models)
     assert stop.value.code == 130
-    assert "stopped; finished pictures are kept, and the same command resumes" in capsys.readouterr().err
+    assert "stopped. Finished images are kept, and the same command resumes" in capsys.readouterr().err
     assert [each["correct"] is None for each in lines(images)] == [False] * 4 + [True] * 2
     assert not (images / "results.md").exists()
     monkeypatch.setattr(Mask2Former, "__call__", lambda *args: calls.append(args) or detect(*args))

@@ -8,7 +8,7 @@ from PIL import Image
 
 import tauflow
 import tauflow.cli.sample
-from tauflow.cli.sample_arguments import parser
+from tauflow.cli.sample import build_parser
 from tauflow.denoise import DROPPED
 from tauflow.evaluation.images import (
     CAPTION,
@@ -199,23 +199,26 @@ def test_a_completion_is_asked_for_a_class_and_resumes_with_its_picture_only(cal
 
 def test_a_value_that_starts_with_a_dash(capsys):
     with pytest.raises(SystemExit):
-        parser().parse_args(["--keep", "-1,0,5,5"])
+        build_parser().parse_args(["--keep", "-1,0,5,5"])
     assert "--keep: expected one argument; write FLAG=VALUE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--complete", "boot.png"), "--complete needs --keep, the part of the picture that is known"),
+        (("--complete", "boot.png"), "--complete needs --keep, the known part of the image"),
         (
             ("--complete", "boot.png", "--keep", "left", "--prompt", "1"),
-            "give --prompt or --complete, not both",
+            "Pass --prompt or --complete, not both",
         ),
         (("--complete", "boot.png", "--keep", "middle"), "keep left, right, top, bottom, or x0,y0,x1,y1"),
         (("--complete", ROOT / "README.md", "--keep", "left"), "README.md is damaged, or not one of BMP"),
         (("--complete", "small.png", "--keep", "left"), "small.png has 8 x 8 pixels and is not enlarged"),
-        (("--task", "fashio"), "no shipped model 'fashio'; there are countdown_masked, countdown_uniform, "),
-        (("--task", "fashion", "--ckpt", "best.ckpt"), "give --task, a shipped model, or --ckpt"),
+        (
+            ("--task", "fashio"),
+            "no shipped model 'fashio'. Shipped models: countdown_masked, countdown_uniform, ",
+        ),
+        (("--task", "fashion", "--ckpt", "best.ckpt"), "Pass --task, a shipped model, or --ckpt"),
         (
             ("--task", "countdown", "--complete", "boot.png", "--keep", "left"),
             "Countdown doesn't support --complete. Remove --complete.",

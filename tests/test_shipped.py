@@ -10,8 +10,7 @@ import yaml
 from conftest import load_plain
 
 import tauflow
-from tauflow.cli import sample_request
-from tauflow.cli.sample import sample
+from tauflow.cli.sample import find_newest_checkpoint, sample
 from tauflow.errors import CheckpointError
 from tauflow.evaluation.evaluate import choose_samplers, evaluate
 from tauflow.evaluation.results import Measured
@@ -150,7 +149,7 @@ def test_weights_that_16_bits_do_not_hold_are_refused(trained, tmp_path):
 
 def test_sample_without_a_run_takes_the_shipped_model(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sample_request, "ROOT", tmp_path)
+    monkeypatch.setattr("tauflow.cli.sample.ROOT", tmp_path)
     with pytest.raises(SystemExit) as stop:
         sample(["--num_samples", "2", "--nll_items", "0", "--accelerator", "cpu", "--no_progress"])
     printed = capsys.readouterr().out
@@ -165,9 +164,9 @@ def test_sample_without_a_run_takes_the_shipped_model(tmp_path, monkeypatch, cap
 def test_a_run_of_your_own_comes_first(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(trained, tmp_path / "checkpoints" / "countdown" / "version_0")
-    assert sample_request.newest_checkpoint() == (
-        tmp_path / "checkpoints/countdown/version_0/best.ckpt"
-    ).relative_to(tmp_path)
+    assert find_newest_checkpoint() == (tmp_path / "checkpoints/countdown/version_0/best.ckpt").relative_to(
+        tmp_path
+    )
 
 
 def test_tr_cie_beats_euler_on_the_uniform_model():

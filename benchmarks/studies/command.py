@@ -5,8 +5,6 @@ import io
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.geneval import MASK2FORMER
@@ -14,10 +12,10 @@ from benchmarks.studies import STUDIES, Study
 from benchmarks.studies.base import Settings
 from benchmarks.studies.geneval import FILES, GenEval
 from benchmarks.studies.report import question, to_markdown
+from tauflow.cli.messages import exit_with_message
 from tauflow.denoise.denoiser import checked_weight
 from tauflow.errors import SettingsError, TauflowError
 from tauflow.samplers import split_specs
-from tauflow.stopping import exit_code, stoppable
 from tauflow.tasks.scenes.clip import CLIP
 from tauflow.tasks.task import parse_settings
 
@@ -131,7 +129,7 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.name == GENEVAL:
         sys.exit(f"error: {GENEVAL} has flags of its own, which come after its name")
     cls = STUDIES[arguments.name]
-    with answered("cells", arguments.out):
+    with exit_with_message(f"Finished cells are kept, and the same command resumes ({arguments.out})"):
         study = cls(settings_from(arguments, cls))
         results = study.run(arguments.out, not arguments.no_progress, command_of(words))
     print(to_markdown(cls, results))
@@ -142,26 +140,11 @@ def score_pictures(words: list[str]) -> None:
     arguments = geneval_parser().parse_args(words[1:])
     out = arguments.out or arguments.images
     detector = None if arguments.detector == "none" else arguments.detector
-    with answered("pictures", out):
+    with exit_with_message(f"Finished images are kept, and the same command resumes ({out})"):
         study = GenEval(arguments.images, detector, arguments.colors, arguments.clip)
         report = study.run(out, not arguments.no_progress, command_of(words))
     print(report)
     print(f"written to  {out}  ({', '.join(FILES)})")
-
-
-@contextmanager
-def answered(finished: str, out: Path) -> Iterator[None]:
-    """Exit with a line where a study cannot be run, or is stopped; what is finished is kept in a folder."""
-    try:
-        with stoppable():
-            yield
-    except TauflowError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt as stop:
-        print(
-            f"\nstopped; finished {finished} are kept, and the same command resumes ({out})", file=sys.stderr
-        )
-        sys.exit(exit_code(stop))
 
 
 def settings_from(arguments: argparse.Namespace, cls: type[Study]) -> Settings:

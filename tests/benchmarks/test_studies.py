@@ -177,7 +177,7 @@ def test_a_signal_keeps_finished_cells_and_says_how_to_resume(sent, code, tmp_pa
     process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == code, errors
-    assert errors.strip() == f"stopped; finished cells are kept, and the same command resumes ({out})"
+    assert errors.strip() == f"stopped. Finished cells are kept, and the same command resumes ({out})."
     kept = Results.read(out).cells
     assert len(kept) == 1
     main(words)

@@ -3,15 +3,13 @@
 Shapes: B samples, N new tokens.
 """
 
-import argparse
 import dataclasses
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from tauflow.cli.sample_values import numbers, weights
 from tauflow.errors import SettingsError
 from tauflow.samplers import SETS, sampler_from, split_specs
 from tauflow.samplers.run import seeded, whole
@@ -21,139 +19,105 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from tauflow.cli.sample import SampleSettings
     from tauflow.recipes.generate import Generated, Observer, Step
     from tauflow.recipes.language import Language
     from tauflow.train import Trained
 
-TOGETHER = 16  # samples of a batch
-PROMPT_LINES = 2  # of a prompt that the live view shows
-HIDDEN = "░"  # what a token that is not there yet is shown as
-OWN = ("max_new_tokens", "block", "chat")
-TABLES = (
+BATCH_SIZE = 16
+PROMPT_LINES = 2  # lines of the prompt in the live view
+HIDDEN = "░"  # a token that isn't there yet
+TEXT_FLAGS = ("max_new_tokens", "block", "chat")
+TABLE_FLAGS = (
     *("out", "tensorboard", "judge", "show", "nll_items", "devices"),
     *("length", "condition", "unconditional"),
 )
-"""Arguments that are about tables of samplers and budgets, besides several of these."""
+"""Flags of tables of samplers and budgets."""
 
 
-def add_text_arguments(group: Any) -> None:
-    """Add the arguments of a text that is generated."""
-    group.add_argument(
-        "--max_new_tokens",
-        type=int,
-        metavar="N",
-        help="tokens after --prompt, of a language model (default a block of the model, or 128; of "
-        "antibodies the rest of a chain)",
-    )
-    group.add_argument(
-        "--block", type=int, metavar="K", help="tokens that are sampled together, one block after the other"
-    )
-    group.add_argument("--chat", action="store_true", help="--prompt is a message that the model answers")
-
-
-def asks_for_text(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> bool:
-    """Return whether a pretrained model is asked for one text and no table; refuse what is half of each."""
-    own = [name for name in OWN if getattr(arguments, name) not in (None, False)]
-    if not arguments.pretrained or arguments.prompt is None:
+def asks_for_text(settings: "SampleSettings") -> bool:
+    """Return whether the flags ask a pretrained model for one text and no table; raise for a mix of both."""
+    defaults = type(settings)()
+    own = [name for name in TEXT_FLAGS if getattr(settings, name) != getattr(defaults, name)]
+    if not settings.pretrained or settings.prompt is None:
         if own:
-            raise SettingsError(f"--{own[0]} is about texts: --pretrained NAME --prompt TEXT; drop it")
+            raise SettingsError(f"--{own[0]} is for texts: --pretrained NAME --prompt TEXT. Remove it.")
         return False
-    specs = split_specs(arguments.sampler)
-    tables = [name for name in TABLES if getattr(arguments, name) != parser.get_default(name)]
-    tables += ["sampler"] if len(specs) != 1 or specs[0].lower() in SETS else []
-    tables += ["nfe"] if len(numbers(arguments.nfe, "--nfe")) > 1 else []
-    tables += ["guidance"] if len(weights(arguments.guidance)) > 1 else []
-    if own and tables:
+    specs = split_specs(settings.sampler)
+    table = [name for name in TABLE_FLAGS if getattr(settings, name) != getattr(defaults, name)]
+    if len(specs) != 1 or specs[0].lower() in SETS:
+        table.append("sampler")
+    table += [name for name in ("nfe", "guidance") if len(getattr(settings, name)) > 1]
+    if own and table:
         raise SettingsError(
-            f"--{own[0]} is about one text, --{tables[0]} asks for a table of samplers and budgets; drop one "
-            "of them"
+            f"--{own[0]} asks for one text, --{table[0]} for a table of samplers and budgets. Remove one of "
+            "them."
         )
-    if not tables:
-        _refuse_early(arguments)
-    return not tables
+    if not table:
+        _check_early(settings, specs[0])
+    return not table
 
 
-def _refuse_early(arguments: argparse.Namespace) -> None:
-    """Refuse what no model can do, before one is loaded."""
+def _check_early(settings: "SampleSettings", spec: str) -> None:
+    """Raise for what no model can do, before one is loaded."""
     from tauflow.denoise.denoiser import checked_temperature, checked_weight
     from tauflow.recipes.generate import check_blocks
 
-    for name in ("num_samples", "batch_size", *OWN[:2]):
-        if getattr(arguments, name) is not None:
-            whole(getattr(arguments, name), f"--{name}")
-    spec, nfe, weight = _asked(arguments)
+    for name in ("num_samples", "batch_size", "max_new_tokens", "block"):
+        if getattr(settings, name) is not None:
+            whole(getattr(settings, name), f"--{name}")
     if spec.lower() != "auto":
         sampler_from(spec)
-    checked_weight(weight)
-    checked_temperature(arguments.temperature)
-    new = arguments.max_new_tokens or arguments.block or 1
-    check_blocks(new, arguments.block or new, nfe)
+    checked_weight(*settings.guidance or [1.0])
+    checked_temperature(settings.temperature)
+    new = settings.max_new_tokens or settings.block or 1
+    check_blocks(new, settings.block or new, settings.nfe[0])
 
 
-def _asked(arguments: argparse.Namespace) -> tuple[str, int, float]:
-    """Return the sampler, the budget and the weight of guidance."""
-    (spec,), (nfe,) = split_specs(arguments.sampler), numbers(arguments.nfe, "--nfe")
-    (weight,) = weights(arguments.guidance) or [1.0]
-    return spec, nfe, weight
-
-
-def writes_text(trained: "Trained") -> bool:
-    """Return whether a pretrained model is one of language."""
-    from tauflow.recipes import Language
-
-    return isinstance(trained.task, Language)
-
-
-def generate_text(arguments: argparse.Namespace, trained: "Trained", fabric: "Fabric") -> None:
-    """Show texts as they are sampled, batch by batch, and what they took."""
+def generate_text(settings: "SampleSettings", trained: "Trained", fabric: "Fabric") -> None:
+    """Print texts as they are sampled, batch by batch, and their cost."""
     from tauflow.recipes.generate import generate
 
     task = cast("Language", trained.task)
-    spec, nfe, weight = _asked(arguments)
-    sampler = sampler_from(spec, trained.model)
+    sampler = sampler_from(split_specs(settings.sampler)[0], trained.model)
     facts = f"{type(task).__name__}, {trained.model.process.name} source"
-    print(f"pretrained  {arguments.pretrained}  ({facts})", flush=True)
+    print(f"pretrained  {settings.pretrained}  ({facts})", flush=True)
     print(f"sampler     {sampler}{'  (sharpens)' if sampler.sharpens else ''}", flush=True)
-    if arguments.top_k is not None or arguments.top_p is not None:
-        model = trained.model.truncated(arguments.top_k, arguments.top_p)
+    if settings.top_k is not None or settings.top_p is not None:
+        model = trained.model.truncated(settings.top_k, settings.top_p)
         trained = dataclasses.replace(trained, model=model)
-    asked = task.chat(arguments.prompt) if arguments.chat else arguments.prompt
-    count, together = arguments.num_samples or 1, arguments.batch_size or TOGETHER
-    generator = seeded(arguments.seed)
+    prompt = cast(str, settings.prompt)
+    asked = task.chat(prompt) if settings.chat else prompt
+    count = settings.num_samples or 1
+    together = settings.batch_size or BATCH_SIZE
+    generator = seeded(settings.seed)
     parts: list[Generated] = []
     for first in range(0, count, together):
         size = min(together, count - first)
         of_all = f"samples {first + 1} to {first + size} of {count}, " if count > together else ""
-        live = _live(of_all, asked, task, not arguments.no_progress)
+        live = _live(of_all, asked, task, not settings.no_progress)
         with live as observer, fabric.autocast():
-            found = generate(
+            part = generate(
                 trained,
                 [asked] * size,
-                arguments.max_new_tokens,
+                settings.max_new_tokens,
                 sampler,
-                nfe,
-                block=arguments.block,
-                guidance=weight,
-                temperature=arguments.temperature,
+                settings.nfe[0],
+                block=settings.block,
+                guidance=settings.guidance[0] if settings.guidance else 1.0,
+                temperature=settings.temperature,
                 seed=generator,
                 observer=observer,
             )
-        for number, text in enumerate(found.texts, start=first + 1):
-            shown = printable(text if arguments.chat else asked + text)
+        for number, text in enumerate(part.texts, start=first + 1):
+            shown = show_controls(text if settings.chat else asked + text)
             print(f"\n[{number}] {shown}" if count > 1 else f"\n{shown}", flush=True)
-        parts.append(found)
-    _print_cost(parts)
-
-
-def _print_cost(parts: "list[Generated]") -> None:
-    """Print what batches took together."""
+        parts.append(part)
     lengths = [length for part in parts for length in part.lengths]
     speed = sum(lengths) / sum(taken for part in parts for taken in part.taken)
-    evaluations, forwards = (
-        sum(getattr(each, name) for each in parts) for name in ("evaluations", "forwards")
-    )
-    print(f"\nevaluations {evaluations}  ({forwards} forwards)")
-    print(f"new tokens  {', '.join(map(str, lengths))}  ({speed:.2f} of a sample for each evaluation)")
+    evaluations = sum(part.evaluations for part in parts)
+    print(f"\nevaluations {evaluations}  ({sum(part.forwards for part in parts)} forward passes)")
+    print(f"new tokens  {', '.join(map(str, lengths))}  ({speed:.2f} per evaluation of a sample)")
 
 
 @contextmanager
@@ -167,10 +131,10 @@ def _live(about: str, prompt: str, task: "Language", wanted: bool) -> "Iterator[
         return
     console = Console()
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield lambda step: live.update(view(step, about, prompt, task, console), refresh=True)
+        yield lambda step: live.update(render(step, about, prompt, task, console), refresh=True)
 
 
-def view(step: "Step", about: str, prompt: str, task: "Language", console: "Console") -> "Text":
+def render(step: "Step", about: str, prompt: str, task: "Language", console: "Console") -> "Text":
     """Return the texts as they are now, each up to its end, on no more lines than a terminal has.
 
     Each token that is not there yet is a light block. Of a text too long for its share of the lines, those up
@@ -181,7 +145,7 @@ def view(step: "Step", about: str, prompt: str, task: "Language", console: "Cons
     rows = step.tokens[: max(1, (console.height - 2) // 2)]
     lines = max(1, (console.height - 2) // len(rows) - 1)  # for each text, which a blank one follows
     reached = (step.block + 1) * step.tokens.shape[1] // step.blocks  # the end of the block
-    begin = "".join(printable(prompt).splitlines(keepends=True)[-PROMPT_LINES:])[
+    begin = "".join(show_controls(prompt).splitlines(keepends=True)[-PROMPT_LINES:])[
         -PROMPT_LINES * console.width :
     ]
     more = f", {len(rows)} of {len(step.tokens)} texts" if len(rows) < len(step.tokens) else ""
@@ -201,12 +165,12 @@ def _so_far(row: list[int], task: "Language") -> str:
     text = ""
     for known, part in groupby(row, lambda token: 0 <= token < task.num_tokens):
         tokens = list(part)
-        text += printable(task.text.decode(tokens)) if known else HIDDEN * len(tokens)
+        text += show_controls(task.text.decode(tokens)) if known else HIDDEN * len(tokens)
     return text
 
 
-def printable(text: str) -> str:
-    """Return a text with pictures of control characters, which would command a terminal."""
+def show_controls(text: str) -> str:
+    """Return a text with visible symbols for control characters, which would command a terminal."""
     from tauflow.tasks.task import CONTROL_PICTURES
 
     return text.translate(CONTROL_PICTURES)

@@ -157,7 +157,7 @@ def test_an_interrupted_grid_resumes_where_it_stopped(trained, tmp_path):
     process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert "the same command resumes" in errors
+    assert "The same command resumes" in errors
     finished = list(cells(out))
     assert 1 <= len(finished) < 12
 
@@ -187,7 +187,7 @@ def test_a_signal_ends_with_its_code_and_how_to_resume(
     with pytest.raises(SystemExit) as stop:
         tauflow.cli.sample.sample(words)
     assert stop.value.code == code
-    assert "the same command resumes" in capfd.readouterr().err
+    assert "The same command resumes" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -259,7 +259,7 @@ def test_tensorboard_stands_beside_the_run(call, trained, tmp_path):
     alone = tmp_path / "alone.ckpt"
     shutil.copy(trained / "best.ckpt", alone)
     code, _ = call("--ckpt", alone, "--nfe", 2, *small)
-    assert "does not lie in the folder of a run; give --out DIR" in code
+    assert "isn't in the folder of a run. Pass --out DIR" in code
     code, _ = call("--ckpt", alone, "--nfe", 2, 4, "--sampler", "euler", *small, "--out", tmp_path / "out")
     assert code == 0
     assert "error_rate_vs_nfe" in read_scalars(tmp_path / "out" / "tensorboard" / "euler")
@@ -314,17 +314,14 @@ def test_bad_requests(call, trained, tmp_path, monkeypatch):
     for args, expected in [
         (["--ckpt", best, "--prompt", "1 " * 17], "drop 1"),
         (["--ckpt", best, "--guidance", "2"], "this network takes no condition"),
-        (["--ckpt", best, "--guidance", best], "--guidance takes weights such as 1 2 4"),
         (["--ckpt", best, "--unconditional", best], "--unconditional needs --guidance W"),
     ]:
         code, _ = call(*args)
         assert isinstance(code, str), args
         assert expected in code, (args, code)
-    monkeypatch.setattr(
-        "tauflow.cli.sample_request.ROOT", tmp_path
-    )  # else a run beside sample.py would be found
+    monkeypatch.setattr("tauflow.cli.sample.ROOT", tmp_path)  # else a run beside sample.py would be found
     monkeypatch.setattr("tauflow.train.checkpoint.SHIPPED", tmp_path)
-    assert "there is no checkpoint under checkpoints/" in call()[0]
+    assert "No checkpoint found under checkpoints/" in call()[0]
 
 
 def test_an_unreadable_checkpoint_is_blamed(call, trained, monkeypatch):
@@ -337,7 +334,7 @@ def test_an_unreadable_checkpoint_is_blamed(call, trained, monkeypatch):
 
     monkeypatch.setattr("builtins.open", refusing)
     code, _ = call("--ckpt", trained / "best.ckpt")
-    assert code.startswith(f"error: cannot read the checkpoint {trained}/best.ckpt (Permission denied)")
+    assert code == f"error: cannot read or write a file: [Errno 13] Permission denied: '{trained}/best.ckpt'"
 
 
 def test_a_folder_of_another_process_is_left_alone(call, trained, tmp_path):
@@ -462,10 +459,10 @@ def test_where_data_lies_comes_from_the_command_line(call, trained, tmp_path):
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["--grid", "tau"], "grid is an option of samplers: write --sampler 'euler(grid=tau)'"),
-        (["--sampler", "spaced", "--power", "3"], "write --sampler 'spaced(power=3)'"),
-        (["--guidance_weight", "2"], "there is no argument --guidance_weight; it is now --guidance W"),
-        (["--samplr", "euler"], "there is no argument --samplr; see sample.py --help"),
+        (["--grid", "tau"], "grid is a sampler option. Write --sampler 'euler(grid=tau)'"),
+        (["--sampler", "spaced", "--power", "3"], "Write --sampler 'spaced(power=3)'"),
+        (["--guidance_weight", "2"], "Unknown argument --guidance_weight. It's now --guidance W"),
+        (["--samplr", "euler"], "Unknown argument --samplr. Did you mean --sampler? See sample.py --help."),
     ],
 )
 def test_removed_flags_get_the_sentence(call, args, expected):
@@ -571,7 +568,7 @@ def test_rates_of_a_checkpoint_on_a_metric_path(call, tmp_path):
     for more, expected in (
         (["--out", "mixture"], "rates: mixture there, metric now"),
         (["--rates", "tau"], "rates must be mixture or metric, got 'tau'"),
-        (["--rates", "mixture", "--ckpt", SHIPPED], "drop --rates"),
+        (["--rates", "mixture", "--ckpt", SHIPPED], "Remove --rates"),
     ):
         code, _ = call(*args, *more)
         assert expected in code
