@@ -311,7 +311,7 @@ FAULTS = [
         "samplers/random.py",
         "start = uniforms(len(movable), generator, movable.device)[:, None]",
         "start = 0 * uniforms(len(movable), generator, movable.device)[:, None]",
-        "test_sampler_beyond.py::test_systematic_coins_have_exact_marginals_and_lie_apart",
+        "test_geometry.py::test_systematic_coins_have_exact_marginals_and_lie_apart",
     ),
     Fault(
         "share of an evaluation rounded down",
@@ -339,7 +339,7 @@ FAULTS = [
         "samplers/bridge.py",
         "(after - now) / (2 * (now - before))",
         "(after - now) / (now - before)",
-        "test_sampler_beyond.py::test_bridge_is_second_order_up_to_the_data",
+        "test_bridge.py::test_bridge_is_second_order_up_to_the_data",
     ),
     Fault(
         "likelihood of rows that aren't normalized",
@@ -353,7 +353,7 @@ FAULTS = [
         "samplers/reveal.py",
         "own_time = state.times[sequence, state.done[sequence] + turn.flatten()[index] + 1]",
         "own_time = state.times[sequence, state.done[sequence] + turn.flatten()[index]]",
-        "test_sampler_law.py::test_ho_fhs_extrapolates_to_the_hitting_time",
+        "test_reveal.py::test_ho_fhs_extrapolates_to_the_hitting_time",
     ),
     # theory
     Fault(
@@ -410,7 +410,7 @@ FAULTS = [
         "samplers/learned.py",
         "cost = (matrix[:, chosen] @ near)",
         "cost = (-matrix[:, chosen] @ near)",
-        "test_sampler_beyond.py::test_an_order_is_learned_where_positions_say_nothing",
+        "test_learned_order.py::test_an_order_is_learned_where_positions_say_nothing",
     ),
     Fault(
         "influence twice the total variation",

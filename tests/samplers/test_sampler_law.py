@@ -5,7 +5,6 @@ Statistics: with n samples over k cells the total variation of an empirical law 
 """
 
 import dataclasses
-import math
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from helpers import (
     SOURCES,
     allowed,
     distance,
-    draw,
     empirical,
     equal_counts,
     mixture,
@@ -24,7 +22,7 @@ from helpers import (
 import tauflow
 from benchmarks.theory.laws import EnumerableLaw
 from benchmarks.theory.propagator import PROPAGATED, Propagator
-from tauflow import Masked, Mixture, Model
+from tauflow import Model
 from tauflow.denoise import CallableDenoiser
 from tauflow.samplers import SAMPLERS, Visit, sampler_from
 from tauflow.samplers.leaping import Clamp, LeapingOptions, Rule, Term, intensities, leap
@@ -150,57 +148,6 @@ def test_tweedie_kernels_are_exact_in_one_dimension(name, kind):
     stopped = tauflow.sample(model, f"{name}(finish=none, cutoff=0.4)", 3, count=40_000)
     there = 0.6 * law.probabilities + 0.4 * process.start_law()
     assert distance(empirical(stopped.tokens, 4), there) < allowed(4, 40_000)
-
-
-def test_fhs_is_exact_at_one_token_an_evaluation():
-    law = EnumerableLaw.random(num_tokens=3, length=3, spread=1.5)
-    model = law.model(mixture("masked", 3, "quadratic"))
-    result = tauflow.sample(model, "fhs", 3, count=40_000)
-    assert result.nfe == 3
-    assert distance(empirical(result.tokens, 3), law.probabilities) < allowed(27, 40_000)
-    higher = tauflow.sample(model, "ho_fhs", 3, count=40_000)
-    assert torch.equal(higher.tokens, result.tokens), "the first token of an evaluation is not extrapolated"
-    fewer = tauflow.sample(model, "fhs", 2, count=40_000)
-    assert distance(empirical(fewer.tokens, 3), law.probabilities) > 3 * allowed(27, 40_000)
-
-
-@pytest.mark.parametrize(("name", "ahead"), [("fhs", 0), ("ho_fhs", 1)])
-def test_fhs_hitting_times_and_equal_counts(name, ahead):
-    """Times of reveals are those of independent coordinates with P(T <= t) = kappa(t); each evaluation
-    reveals an equal share. One of HO-FHS belongs to the hitting time of its first token."""
-    seen, times = [], []
-
-    def model(x, t):
-        seen.append((x == 2).sum(1))
-        times.append(t)
-        return torch.zeros(*x.shape, 2)
-
-    draw(model, Mixture(Masked(2), "quadratic"), (4000, 8), name, 4)
-    assert [count.unique().tolist() for count in seen] == [[8], [6], [4], [2]]
-    # the k-th of 8 hitting times: kappa is Beta(k, 9 - k), with this mean and a variance below 1/36
-    for number, t in enumerate(times):
-        mean = (2 * number + ahead) / 9
-        assert (t.double() ** 2).mean().item() == pytest.approx(mean, abs=5 / 6 / math.sqrt(4000))
-
-
-def test_ho_fhs_extrapolates_to_the_hitting_time():
-    """A posterior that moves linearly in t is extrapolated exactly, up to the clamp: the tokens follow the
-    posterior at their own time."""
-
-    def row(t):
-        return torch.stack([0.2 + 0.5 * t, 0.8 - 0.5 * t], -1)
-
-    def model(x, t):
-        return row(t).log()[:, None].expand(-1, 8, 2)
-
-    count = {}
-    for name in ("fhs", "ho_fhs"):
-        tokens = draw(model, Masked(2), (20_000, 8), name, 4).tokens
-        count[name] = (tokens == 0).double().mean().item()
-    ideal = 0.2 + 0.5 * 0.5  # a hitting time is uniform under kappa = t, its mean is 1/2
-    # the second token is drawn at the hitting time of the first, 1 / 9 earlier on average: no history there
-    assert count["ho_fhs"] == pytest.approx(ideal - 0.5 * (1 / 9) / 8, abs=0.006)
-    assert count["fhs"] < ideal - 0.5 * (1.5 / 9) * 2 / 4
 
 
 CHAIN_ORDER = (13 * torch.arange(32)) % 32
