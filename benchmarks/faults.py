@@ -431,7 +431,7 @@ FAULTS = [
         "samplers/learned.py",
         'elif saved.pop("sha256", None) not in (',
         'elif saved.pop("sha256", None) == (',
-        "test_hostile_files.py::test_a_flipped_bit_in_a_learned_file",
+        "test_untrusted.py::test_a_flipped_bit_in_a_learned_file",
     ),
     # networks
     Fault(
@@ -502,7 +502,7 @@ FAULTS = [
         "networks/dit.py",
         "t = -t.clamp(min=NOISIEST).log()",
         "t = t.clamp(min=NOISIEST).log()",
-        "test_dit_recipes.py::test_logits_are_those_of_the_original",
+        "test_dits.py::test_logits_are_those_of_the_original",
     ),
     # tasks
     Fault(
@@ -772,7 +772,7 @@ FAULTS = [
         "recipes/masked_lms.py",
         "    shift=1,\n",
         "    shift=0,\n",
-        "test_language_recipes.py::test_logits_are_those_computed_by_hand",
+        "test_masked_lms.py::test_logits_are_those_computed_by_hand",
     ),
     Fault(
         "gate and up of LLaDA swapped",
@@ -781,21 +781,21 @@ FAULTS = [
         (r"^(model\\.layers\\.\\d+)\\.up_proj\\.", r"\\1.mlp.up_proj."),""",
         """(r"^(model\\.layers\\.\\d+)\\.ff_proj\\.", r"\\1.mlp.up_proj."),
         (r"^(model\\.layers\\.\\d+)\\.up_proj\\.", r"\\1.mlp.gate_proj."),""",
-        "test_language_recipes.py::test_logits_are_those_computed_by_hand",
+        "test_masked_lms.py::test_logits_are_those_computed_by_hand",
     ),
     Fault(
         "Duo isn't told the noise level",
         "recipes/dits.py",
         '    config=duo_config,\n    time="sigma",',
         "    config=duo_config,\n    time=None,",
-        "test_dit_recipes.py::test_logits_are_those_of_the_original",
+        "test_dits.py::test_logits_are_those_of_the_original",
     ),
     Fault(
         "SEDD with another noise taken for absorbing",
         "recipes/dits.py",
         'if (graph, noise) != ("absorb", "loglinear"):',
         "if False:",
-        "test_dit_recipes.py::test_settings_that_the_recipe_does_not_know_are_refused",
+        "test_dits.py::test_settings_that_the_recipe_does_not_know_are_refused",
     ),
     Fault(
         "rest of the budget not shared among blocks",
@@ -823,14 +823,14 @@ FAULTS = [
         "recipes/language.py",
         "places = (begin + numbers - self.shift).clamp(min=0)",
         "places = (begin + numbers).clamp(min=0)",
-        "test_language_recipes.py::test_sequences_of_a_ragged_batch_are_as_alone",
+        "test_masked_lms.py::test_sequences_of_a_ragged_batch_are_as_alone",
     ),
     Fault(
         "weights of another model loaded",
         "recipes/loading.py",
         "        check_weights(wanted, found)\n",
         "",
-        "test_dit_recipes.py::test_weights_that_do_not_fit_are_named",
+        "test_dits.py::test_weights_that_do_not_fit_are_named",
     ),
     # cli
     Fault(
@@ -909,42 +909,42 @@ FAULTS = [
         "untrusted.py",
         "if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:",
         "if False:",
-        "test_hostile_files.py::test_an_archive_that_is_broken_or_does_harm",
+        "test_untrusted.py::test_an_archive_that_is_broken_or_does_harm",
     ),
     Fault(
         "checksums of a checkpoint ignored",
         "untrusted.py",
         "if wrong is not None:",
         "if False:",
-        "test_hostile_files.py::test_a_flipped_bit_is_found_or_changes_nothing",
+        "test_untrusted.py::test_a_flipped_bit_is_found_or_changes_nothing",
     ),
     Fault(
         "names in a pickle not checked",
         "untrusted.py",
         '    if foreign:\n        raise CheckpointError(\n            f"{path} contains more',
         '    if False:\n        raise CheckpointError(\n            f"{path} contains more',
-        "test_hostile_files.py::test_a_pickle_of_weights",
+        "test_untrusted.py::test_a_pickle_of_weights",
     ),
     Fault(
         "weights that share their numbers expanded",
         "untrusted.py",
         "if sum(weight.nbytes for weight in weights.values()) > stored:",
         "if not stored:",
-        "test_hostile_files.py::test_weights_that_share_their_numbers_take_no_memory",
+        "test_untrusted.py::test_weights_that_share_their_numbers_take_no_memory",
     ),
     Fault(
         "types of described arguments not checked",
         "untrusted.py",
         "if wanted is not None and type(value) not in wanted:",
         "if False:",
-        "test_hostile_files.py::test_an_entry_of_a_checkpoint",
+        "test_untrusted.py::test_an_entry_of_a_checkpoint",
     ),
     Fault(
         "tokenizer may make a text as long as it likes",
         "untrusted.py",
         "if math.prod(_growths(described.get(name))) > MAX_GROWTH:",
         "if False:",
-        "test_hostile_files.py::test_a_tokenizer_of_a_folder",
+        "test_untrusted.py::test_a_tokenizer_of_a_folder",
     ),
     Fault(
         "half of a file replaces it",
@@ -974,7 +974,7 @@ FAULTS = [
         "integrations/diffusers.py",
         "else registered_sampler(sampler, some)",
         'else __import__("tauflow.samplers").samplers.sampler_from(sampler, some)',
-        "test_hostile_files.py::test_a_scheduler_config_runs_no_code",
+        "test_untrusted.py::test_a_scheduler_config_runs_no_code",
     ),
     Fault(
         "temperature of the pipeline ignored",

@@ -159,3 +159,12 @@ def antibody_packages(written_antibodies, monkeypatch):
     """The tiny packages in place of the real ones."""
     monkeypatch.syspath_prepend(written_antibodies.root)
     return written_antibodies
+
+
+@pytest.fixture(scope="module")
+def saved_gemma(tmp_path_factory):
+    """Return a tiny DiffusionGemma as a Transformers model, and the folder it's saved in."""
+    import tiny_gemma
+
+    folder = tmp_path_factory.mktemp("gemma")
+    return tiny_gemma.save(folder), folder

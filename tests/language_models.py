@@ -268,3 +268,24 @@ def write_list(folder: Path) -> None:
     """Write vocab.txt of proteins."""
     (folder / "vocab.txt").write_text("\n".join(PROTEINS))
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "EsmTokenizer"}')
+
+
+class Spelling:
+    """A network that attends, and wants the end after a prompt that begins with "e", else the letter x.
+
+    `seen` are the states that it was asked about.
+    """
+
+    attends = True
+
+    def __init__(self, task, end=SPECIAL[0]):
+        self.size = task.num_tokens
+        self.stop, self.end, self.x = (task.text.encode(text)[0] for text in ("e", end, "x"))
+        self.seen = []
+
+    def __call__(self, x, t, attention=None):
+        self.seen.append(x)
+        read = torch.ones_like(x, dtype=torch.bool) if attention is None else attention
+        first = x.gather(1, read.int().argmax(1, keepdim=True))
+        wanted = torch.where(first == self.stop, self.end, self.x)
+        return 40.0 * torch.nn.functional.one_hot(wanted.expand_as(x), self.size).float()

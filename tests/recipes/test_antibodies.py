@@ -7,6 +7,7 @@ import argparse
 import copy
 import math
 import random
+import re
 import sys
 from importlib.util import find_spec
 from itertools import combinations
@@ -16,6 +17,7 @@ import torch
 from tiny_antibodies import BERT, FAIRSEQ, logits_by_hand, write_sapiens
 
 import tauflow
+import tauflow.cli.sample
 from benchmarks.studies.antibodies import (
     ADALIMUMAB,
     PERTUZUMAB,
@@ -32,6 +34,7 @@ from tauflow.evaluation.results import Results
 from tauflow.recipes.antibodies import PairwiseIdentity, Sapiens, ValidFramework, antiberty_folder
 from tauflow.recipes.folders import folder_of
 from tauflow.recipes.loading import RECIPES
+from tauflow.samplers import Prompt
 
 INSTALLED = {each: find_spec(each) is not None for each in ("antiberty", "sapiens")}
 real = pytest.mark.skipif(not all(INSTALLED.values()), reason="needs the packages antiberty and sapiens")
@@ -211,6 +214,39 @@ def test_what_is_known_of_a_design_is_given_to_the_samplers(antibody_packages):
         8,
         8,
     ]  # fewer than residues
+
+
+def test_samples_are_measured_by_the_residues_that_are_drawn(antibody_packages, trained, tmp_path, capsys):
+    """A prompt of the command line, and a design in Python."""
+
+    def call(*args):
+        with pytest.raises(SystemExit) as stop:
+            tauflow.cli.sample.sample([*map(str, args), "--accelerator=cpu"])
+        assert stop.value.code == 0
+        return capsys.readouterr().out
+
+    def measured(cell):
+        return {record.metric: record.measured.value for record in cell.records}
+
+    args = ["--pretrained", "antiberty", "--nfe", 2, "--num_samples", 2, "--sampler", "tweedie", "--out"]
+    loops, start = Design.loops(TRASTUZUMAB), Design.beginning(PERTUZUMAB)
+    call(*args, tmp_path / "loops", "--infill", loops.text, "--judge", "sapiens")
+    call(*args, tmp_path / "start", "--prompt", "EVQLVESGG")
+    for name, design, metrics in (
+        ("loops", loops, ["ppl_sapiens", "identity"]),
+        ("start", start, ["identity"]),
+    ):
+        own = designed(trained, design)
+        if len(metrics) == 2:
+            own.task.use_judges("sapiens")
+        wanted = tauflow.evaluate(own, "tweedie", 2, 2, batch_size=16, prompt=own.task.known, nll_items=0)
+        pair = [measured(cells[-1]) for cells in (Results.read(tmp_path / name).cells, wanted.cells)]
+        for metric in metrics:
+            assert pair[0][metric] == pytest.approx(pair[1][metric]), (name, metric)
+    printed = call("--pretrained", "antiberty", "--prompt", "EVQLVESGG", "--nfe", 2)
+    assert re.search(r"^EVQLVESGG[A-Z]{110}$", printed, re.M), "a chain of 119 residues"
+    with pytest.raises(SettingsError, match="drawn at the same places"):
+        own.task.knowing(Prompt(torch.zeros(2, 119).long(), torch.eye(2, 119).bool()))
 
 
 def test_the_study_measures_each_design_to_its_ceiling(antibody_packages, tmp_path, capsys):

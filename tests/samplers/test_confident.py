@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import ROOT
 from helpers import Small, allowed, distance, empirical, mixture
-from test_generate import Spelling
+from language_models import Spelling
 
 import tauflow
 import tauflow.cli.sample

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from test_diffusion_gemma import D, V, saved  # noqa: F401  # a fixture: the folder of a tiny DiffusionGemma
+from tiny_gemma import D, V
 from torch.nn.utils.rnn import pad_sequence
 
 import tauflow
@@ -35,18 +35,18 @@ class Processor:
 
 
 @pytest.fixture(scope="module")
-def trained(saved):  # noqa: F811
+def trained(saved_gemma):
     """The model as tauflow loads it; its texts have no end, as those of the pipeline here."""
-    found = tauflow.pretrained(saved[1])
+    found = tauflow.pretrained(saved_gemma[1])
     found.task.ends = ()
     return found
 
 
 @pytest.fixture(scope="module")
-def pipe(saved, trained):  # noqa: F811
+def pipe(saved_gemma, trained):
     """The model of transformers in the pipeline."""
     scheduler, processor = diffusers.DiscreteDDIMScheduler(), Processor(trained.task)
-    pipe = diffusers.DiffusionGemmaPipeline(saved[0], scheduler, processor)
+    pipe = diffusers.DiffusionGemmaPipeline(saved_gemma[0], scheduler, processor)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

@@ -8,15 +8,13 @@ import re
 
 import language_models as tiny
 import pytest
-import test_dit_recipes as dits
+import tiny_dits as dits
 import torch
 from conftest import ROOT
 from rich.console import Console
-from test_diffusion_gemma import saved  # noqa: F401  # a fixture: the folder of a tiny DiffusionGemma
 
 import tauflow
 import tauflow.cli.sample
-from benchmarks.studies.antibodies import PERTUZUMAB, TRASTUZUMAB, Design, designed
 from tauflow.cli.sample_text import HIDDEN, render
 from tauflow.errors import SamplingError, SettingsError
 from tauflow.evaluation.evaluate import Sampling
@@ -42,47 +40,23 @@ def loaded(folders):
 
 
 @pytest.fixture(scope="module")
-def gemma(request):
-    return pretrained(request.getfixturevalue("saved")[1])
+def gemma(saved_gemma):
+    return pretrained(saved_gemma[1])
 
 
 @pytest.fixture(scope="module")
-def others(tmp_path_factory, written_antibodies):
-    """MDLM, Duo and SEDD that read 16 tokens, and a BERT, of antibodies."""
+def others(tmp_path_factory):
+    """MDLM, Duo and SEDD that read 16 tokens."""
     root = tmp_path_factory.mktemp("dits")
     longer = {"mdlm": {"model_length": 16}, "duo": {"model_length": 16}}
     longer["sedd"] = {"model": dits.PARTS | {"length": 16}}
-    found = {kind: pretrained(dits.write(root / kind, kind, **more)) for kind, more in longer.items()}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(written_antibodies.root)
-        return found | {"bert": pretrained("antiberty")}
-
-
-class Spelling:
-    """A network that attends, and wants the end after a prompt that begins with "e", else the letter x.
-
-    `seen` are the states that it was asked about.
-    """
-
-    attends = True
-
-    def __init__(self, task, end=tiny.SPECIAL[0]):
-        self.size = task.num_tokens
-        self.stop, self.end, self.x = (task.text.encode(text)[0] for text in ("e", end, "x"))
-        self.seen = []
-
-    def __call__(self, x, t, attention=None):
-        self.seen.append(x)
-        read = torch.ones_like(x, dtype=torch.bool) if attention is None else attention
-        first = x.gather(1, read.int().argmax(1, keepdim=True))
-        wanted = torch.where(first == self.stop, self.end, self.x)
-        return 40.0 * torch.nn.functional.one_hot(wanted.expand_as(x), self.size).float()
+    return {kind: pretrained(dits.write(root / kind, kind, **more)) for kind, more in longer.items()}
 
 
 def spelled(loaded, source=tauflow.Masked):
     """A language model that is a Spelling, and the Spelling."""
     task = loaded["llada"].task
-    network = Spelling(task)
+    network = tiny.Spelling(task)
     process = tauflow.Mixture(source(task.num_tokens), "linear")
     return Trained(tauflow.Model(network, process, task.shape), task), network
 
@@ -169,15 +143,14 @@ def test_blocks_are_sampled_before_masks(loaded):
 # Guidance
 
 
-@pytest.mark.parametrize("kind", ["mdlm", "duo", "sedd", "bert"])
+@pytest.mark.parametrize("kind", ["mdlm", "duo"])
 def test_every_sampler_with_guidance_and_ragged_prompts_in_blocks(kind, others):
     trained, tried = others[kind], 0
-    prompts = ["A", "ACD"] if kind == "bert" else ["a", "bcd"]
     for spec in SAMPLERS:
         sampler = sampler_from(spec, trained.model)
         if sampler.refuses(trained.model):
             continue
-        found = tauflow.generate(trained, prompts, 4, sampler, 4, block=2, guidance=1.5, seed=1)
+        found = tauflow.generate(trained, ["a", "bcd"], 4, sampler, 4, block=2, guidance=1.5, seed=1)
         assert found.lengths == [4, 4], spec
         assert found.evaluations <= 4, spec
         assert found.forwards == 2 * found.evaluations, spec
@@ -570,8 +543,8 @@ def test_the_live_view_fits_and_shows_the_block_that_is_sampled(samples, loaded)
     assert "xxx\n" in render(Step(tokens, 4, 8), "", "", task, console).plain, "nothing after the end"
 
 
-def test_a_prompt_of_a_canvas_is_its_condition_in_tables_too(call, gemma, request, tmp_path):
-    folder, out = request.getfixturevalue("saved")[1], tmp_path / "out"
+def test_a_prompt_of_a_canvas_is_its_condition_in_tables_too(call, gemma, saved_gemma, tmp_path):
+    folder, out = saved_gemma[1], tmp_path / "out"
     args = ["--pretrained", folder, "--num_samples", 2, "--prompt", "w1 w2", "--nfe", 2, 3]
     assert call(*args, "--out", out)[0] == 0
     condition = gemma.task.condition("w1 w2")
@@ -579,30 +552,6 @@ def test_a_prompt_of_a_canvas_is_its_condition_in_tables_too(call, gemma, reques
     found = Results.read(out)
     assert [cell.shown.tokens for cell in found.cells] == [cell.shown.tokens for cell in wanted.cells]
     assert "all samples were asked for: w1 w2" in found.notes
-
-
-def test_antibodies_are_measured_by_the_residues_that_are_drawn(call, antibody_packages, others, tmp_path):
-    """A prompt of the command line, and a design in Python."""
-    args = ["--pretrained", "antiberty", "--nfe", 2, "--num_samples", 2, "--sampler", "tweedie", "--out"]
-    loops, start = Design.loops(TRASTUZUMAB), Design.beginning(PERTUZUMAB)
-    assert call(*args, tmp_path / "loops", "--infill", loops.text, "--judge", "sapiens")[0] == 0
-    assert call(*args, tmp_path / "start", "--prompt", "EVQLVESGG")[0] == 0
-    for name, design, metrics in (
-        ("loops", loops, ["ppl_sapiens", "identity"]),
-        ("start", start, ["identity"]),
-    ):
-        own = designed(others["bert"], design)
-        if len(metrics) == 2:
-            own.task.use_judges("sapiens")
-        wanted = tauflow.evaluate(own, "tweedie", 2, 2, batch_size=16, prompt=own.task.known, nll_items=0)
-        pair = [measured_of(cells[-1]) for cells in (Results.read(tmp_path / name).cells, wanted.cells)]
-        for metric in metrics:
-            assert pair[0][metric] == pytest.approx(pair[1][metric]), (name, metric)
-    code, printed = call("--pretrained", "antiberty", "--prompt", "EVQLVESGG", "--nfe", 2)
-    assert code == 0
-    assert re.search(r"^EVQLVESGG[A-Z]{110}$", printed, re.M), "a chain of 119 residues"
-    with pytest.raises(SettingsError, match="drawn at the same places"):
-        own.task.knowing(Prompt(torch.zeros(2, 119).long(), torch.eye(2, 119).bool()))
 
 
 def test_a_model_of_no_language_is_loaded_once(call, folders, monkeypatch):

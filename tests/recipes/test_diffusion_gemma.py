@@ -6,7 +6,8 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tiny_gemma import D, V
+from tokenizers import Tokenizer, processors
 from torch import Tensor
 
 import tauflow
@@ -16,65 +17,15 @@ from tauflow.recipes import pretrained
 from tauflow.samplers import SAMPLERS
 from tauflow.train import Trained
 
-V, B, D, NFE = 40, 3, 6, 3
-WORDS = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"w{number}" for number in range(V - 4))]
-TEXT = {
-    "vocab_size": V,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 3,  # a scale of a layer is felt two layers later
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "global_head_dim": 16,
-    "num_experts": 4,
-    "top_k_experts": 2,
-    "moe_intermediate_size": 8,
-    "sliding_window": 8,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-    "max_position_embeddings": 40,
-    "final_logit_softcapping": 30.0,
-}
-VISION = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "position_embedding_size": 16,
-    "patch_size": 2,
-}
+B, NFE = 3, 3
 X = torch.randint(V, (B, D), generator=torch.Generator().manual_seed(0))
 T = torch.zeros(B)
 LENGTHS = (14, 3, 9)  # of prompts; the window of the first layer is 8
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """The model of transformers, and the folder that it was saved to."""
-    from transformers import DiffusionGemmaConfig, DiffusionGemmaForBlockDiffusion, PreTrainedTokenizerFast
-
-    torch.manual_seed(0)
-    config = DiffusionGemmaConfig(text_config=TEXT, vision_config=VISION, canvas_length=D)
-    model = DiffusionGemmaForBlockDiffusion(config).eval().requires_grad_(False)
-    for weight in model.parameters():
-        weight.normal_(std=0.4) if weight.ndim > 1 else weight.add_(0.2 * torch.randn_like(weight))
-    for layer, scale in enumerate((0.8, 1.1, 1.3)):  # all that encoder and decoder do not share
-        model.model.encoder.language_model.layers[layer].layer_scalar.fill_(scale)
-        model.model.decoder.layers[layer].layer_scalar.fill_(2 - scale)
-    folder = tmp_path_factory.mktemp("gemma")
-    model.save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, "<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = {"eos_token": "<eos>", "bos_token": "<bos>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(folder)
-    return model, folder
-
-
-@pytest.fixture(scope="module")
-def trained(saved) -> Trained:
-    return pretrained(saved[1])
+def trained(saved_gemma) -> Trained:
+    return pretrained(saved_gemma[1])
 
 
 def prompts(trained: Trained, lengths=LENGTHS) -> Tensor:
@@ -97,9 +48,9 @@ def reference(model, condition: Tensor, x: Tensor, logits: Tensor | None = None)
     return torch.cat(found)
 
 
-def test_logits_are_those_of_transformers(saved, trained):
+def test_logits_are_those_of_transformers(saved_gemma, trained):
     """Of prompts of different lengths in one batch, without and with memory, and of the head apart."""
-    model, _ = saved
+    model, _ = saved_gemma
     network = trained.model.denoiser.network
     condition = prompts(trained)
     rows = network.hidden(X, T, condition)
@@ -123,8 +74,8 @@ def test_a_canvas_may_be_padded(trained):
         torch.testing.assert_close(together[own][:, read[number]], alone, atol=1e-5, rtol=1e-4)
 
 
-def test_what_is_loaded(saved, trained):
-    _, folder = saved
+def test_what_is_loaded(saved_gemma, trained):
+    _, folder = saved_gemma
     assert (trained.model.shape, trained.model.process.name, trained.model.process.num_tokens) == (
         (D,),
         "uniform",
@@ -164,9 +115,9 @@ def test_every_sampler_of_a_uniform_source(trained, name):
 
 
 @pytest.mark.parametrize("spec", ["bridge_systematic", "theta_trapezoidal", "tr_cie"])
-def test_self_conditioning_is_that_of_a_loop_by_hand(saved, trained, spec):
+def test_self_conditioning_is_that_of_a_loop_by_hand(saved_gemma, trained, spec):
     """The model of transformers, which is handed its last logits."""
-    model, _ = saved
+    model, _ = saved_gemma
     condition = prompts(trained, (5, 5, 5))
     last: list[Tensor | None] = [None]
 
@@ -183,8 +134,8 @@ def test_self_conditioning_is_that_of_a_loop_by_hand(saved, trained, spec):
     assert (wanted.nfe, len(last) - 1) == (found.nfe, found.nfe)
 
 
-def test_a_prompt_is_encoded_once_and_a_longer_one_where_it_is_new(saved, trained):
-    model, _ = saved
+def test_a_prompt_is_encoded_once_and_a_longer_one_where_it_is_new(saved_gemma, trained):
+    model, _ = saved_gemma
     encoded = trained.model.denoiser.network.prompts
     condition = prompts(trained, (12, 4, 12))
     before = encoded.encoded
@@ -197,8 +148,8 @@ def test_a_prompt_is_encoded_once_and_a_longer_one_where_it_is_new(saved, traine
     torch.testing.assert_close(logits, reference(model, longer, X), atol=1e-5, rtol=1e-4)
 
 
-def test_parts_of_a_batch_are_encoded_once_and_kept_for_their_run(saved, monkeypatch):
-    trained = pretrained(saved[1])
+def test_parts_of_a_batch_are_encoded_once_and_kept_for_their_run(saved_gemma, monkeypatch):
+    trained = pretrained(saved_gemma[1])
     encoded = trained.model.denoiser.network.prompts
 
     def columns(rows) -> int:
@@ -216,9 +167,9 @@ def test_parts_of_a_batch_are_encoded_once_and_kept_for_their_run(saved, monkeyp
     assert len(encoded) == 1, "what does not fit is encoded again"
 
 
-def test_a_prompt_begins_as_the_tokenizer_begins_it(saved, tmp_path):
+def test_a_prompt_begins_as_the_tokenizer_begins_it(saved_gemma, tmp_path):
     """With one BOS, whether a chat template wrote it or not; without one where the tokenizer has none."""
-    folder = shutil.copytree(saved[1], tmp_path / "gemma")
+    folder = shutil.copytree(saved_gemma[1], tmp_path / "gemma")
     words = Tokenizer.from_file(str(folder / "tokenizer.json"))
     words.post_processor = processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 2)])
     words.save(str(folder / "tokenizer.json"))
@@ -235,15 +186,15 @@ def test_a_prompt_begins_as_the_tokenizer_begins_it(saved, tmp_path):
     assert task.condition("")[:2].tolist() == [2, -1]
 
 
-def test_double_precision_and_no_cap(saved, trained, tmp_path):
+def test_double_precision_and_no_cap(saved_gemma, trained, tmp_path):
     """Experts run in every type; logits that are not capped are products with the embedding."""
-    double, condition = pretrained(saved[1], dtype="float64"), prompts(trained)
+    double, condition = pretrained(saved_gemma[1], dtype="float64"), prompts(trained)
     first, second = (
         each.model.denoiser.evaluate(X, T, condition).logits(slice(None)) for each in (trained, double)
     )
     assert second.dtype == torch.float64
     torch.testing.assert_close(second.float(), first, atol=1e-4, rtol=1e-4)
-    changed(saved[1], tmp_path / "other", text={"final_logit_softcapping": None})
+    changed(saved_gemma[1], tmp_path / "other", text={"final_logit_softcapping": None})
     network = pretrained(tmp_path / "other").model.denoiser.network
     rows = network.hidden(X, T, condition)
     torch.testing.assert_close(network.head(rows), rows @ network.decoder.embed_tokens.weight.T)
@@ -272,8 +223,8 @@ def changed(folder, target, drop=None, text=None, **settings) -> None:
         ({"text": {"bos_token_id": None}}, "bos_token_id is null"),
     ],
 )
-def test_a_folder_that_is_none_is_refused(saved, tmp_path, change, message):
-    changed(saved[1], tmp_path / "other", **change)
+def test_a_folder_that_is_none_is_refused(saved_gemma, tmp_path, change, message):
+    changed(saved_gemma[1], tmp_path / "other", **change)
     with pytest.raises(CheckpointError, match=message):
         pretrained(tmp_path / "other")
 
