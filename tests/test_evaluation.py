@@ -379,10 +379,7 @@ DAMAGED = {
     "another format": _head(format=1),
     "keys are missing": '{"format": 2}',
     "a key too many": _head(more=1),
-    "a scale that is cut": _head(scales={"m": {"logarithmic": True}}),
-    "a budget in quotes": _cell(factors={"sampler": "euler", "nfe": "2"}),
     "a record of too many numbers": _cell(records=[["m", *[0.5] * 6]]),
-    "samples of text": _cell(shown={"tokens": [["a"]], "condition": None}),
 }
 
 
@@ -396,14 +393,14 @@ def test_a_damaged_file_is_named_and_untouched(text, tmp_path):
     ):
         pass
     said = str(refused.value)
-    assert said.startswith(f"{path} holds no results that this version can read (")
-    assert said.endswith("); remove it to start again, or choose another folder")
+    assert said.startswith(f"{path} has no results that this version can read (")
+    assert said.endswith("). Remove it to start again, or choose another folder.")
     assert "\n" not in said
     assert path.read_bytes() == text.encode("latin-1")
 
 
 def test_a_folder_without_results(tmp_path):
-    with pytest.raises(TauflowError, match=r"there is no .*results\.json; name a folder with results"):
+    with pytest.raises(TauflowError, match=r"File not found: .*results\.json\. Choose a folder"):
         Results.read(tmp_path)
 
 

@@ -130,7 +130,7 @@ def test_the_command_says_what_to_do_with_a_folder_in_use_or_damaged(checkpoint,
     with pytest.raises(SystemExit, match=r"^error: .*/results\.md already exists .* --out DIR\.$"):
         main(words)
     (tmp_path / "results.json").write_text("{")
-    with pytest.raises(SystemExit, match=r"^error: .*results\.json holds no results .*; remove it to start"):
+    with pytest.raises(SystemExit, match=r"^error: .*results\.json has no results .*\. Remove it to start"):
         main(words)
 
 

@@ -4,7 +4,6 @@ A new sampler gets an entry of its own in STYLES, so nothing is recoloured. A va
 tr_cie(grid=tau) has the colour of its sampler, with a dashed line and a marker of its own.
 """
 
-import csv
 import hashlib
 import io
 import math
@@ -272,25 +271,17 @@ ACROSS = 2  # panels of a row
 
 def samples_csv(results: Results) -> str:
     """Return the tables of all cells as CSV, after the factors of each; nothing where no cell has one."""
-    cells = [cell for cell in results.cells if cell.table]
-    factors = list(dict.fromkeys(name for cell in cells for name in cell.factors))
-    columns = list(dict.fromkeys(name for cell in cells for name in cell.table))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*factors, *columns])
-    for cell in cells:
-        head = [cell.factors.get(name, "") for name in factors]
-        for row in zip(*(cell.table[name] for name in columns), strict=True):
-            writer.writerow([*head, *(_word(value) for value in row)])
-    return text.getvalue() if cells else ""
+    import pandas
 
-
-def _word(value: str | bool | float) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return value
-    return "" if math.isnan(value) else f"{value:g}"
+    parts = [pandas.DataFrame(cell.factors | cell.table) for cell in results.cells if cell.table]
+    if not parts:
+        return ""
+    frame = pandas.concat(parts)
+    for name in frame.select_dtypes(bool):
+        frame[name] = frame[name].map({True: "true", False: "false"})
+    factors = dict.fromkeys(name for cell in results.cells if cell.table for name in cell.factors)
+    columns = [*factors, *(name for name in frame if name not in factors)]
+    return frame[columns].to_csv(index=False, lineterminator="\n", float_format="%g")
 
 
 def properties_figure(results: Results, task: Task) -> Figure | None:

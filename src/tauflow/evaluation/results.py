@@ -1,4 +1,9 @@
-"""Plain data out of a file: whether it is of the kinds that it should be."""
+"""Results: what was measured, how it is stored in a folder, and as a data frame.
+
+Factors say what a number belongs to: {"source": "masked", "sampler": "tr_cie", "nfe": 8, "seed": 0}. A cell
+is one combination of factors that was measured, with all its records: a metric, its value, and its error.
+results.json contains everything. It's written after every cell, so that an interrupted grid resumes.
+"""
 
 import contextlib
 import dataclasses
@@ -6,14 +11,12 @@ import hashlib
 import json
 import math
 import platform
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -23,46 +26,22 @@ from tauflow import files
 from tauflow.distributed import run_on_rank_zero, world_size
 from tauflow.errors import SettingsError, TauflowError, WriteError, first_line
 
-LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
+if TYPE_CHECKING:
+    import pandas
 
-
-def check_kinds(values: dict[str, Any], kinds: dict[str, Any], place: str, more: bool = False) -> None:
-    """Raise ValueError if a value is of another kind than its name says, or a name is not known.
-
-    A kind is a type such as dict[str, list[int]]; a value that may be None may be missing. With `more`, other
-    names are fine.
-    """
-    for name, kind in kinds.items():
-        if not _fits(values.get(name), kind):
-            raise ValueError(f"{place}: its {name} is missing or damaged")
-    if not more and values.keys() - kinds:
-        raise ValueError(f"{place}: it holds more than {', '.join(kinds)}")
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Return whether plain data is of a type; true and false are no numbers."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return any(_fits(value, each) for each in inner)
-    if origin is Literal:
-        return isinstance(value, str) and value in inner
-    if origin is list:
-        return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(item, inner[1]) for item in value.values())
-    if kind in (int, float):
-        numeric = isinstance(value, kind | int) and not isinstance(value, bool)
-        return numeric and abs(value) <= LARGEST[kind]
-    return isinstance(value, kind)
-
-
-# What a task may tell of its samples besides `show`: drawings of texts, and a table with their numbers.
-#
-# A task has these methods or not. Drawings go to samples.png and TensorBoard, a table to samples.csv, and its
-# columns of numbers are drawn against those of real data (`distributions`).
-
-
+Factor = str | int | float
+Factors = dict[str, Factor]
 SampleTable = dict[str, list[str] | list[bool] | list[float]]  # columns of one length, by name
+
+REAL = "(real data)"  # the sampler of records of real data
+FORMAT = 2  # of results.json
+FILE = "results.json"
+SAMPLE_FILES = ("samples.png", "evolution.png", "properties.png", "samples.csv")
+"""What a task may show of its samples in addition to text."""
+WRITTEN = ".written"  # lists the sample files that the last call wrote to a folder, with their digests
+
+
+# Methods that a task may have
 
 
 @runtime_checkable
@@ -97,48 +76,13 @@ def join_tables(tables: Mapping[int, SampleTable]) -> SampleTable:
     return {name: [value for number in sorted(parts) for value in parts[number][name]] for name in names}
 
 
-# Results: the one store of measurements: factors, a metric, and a measured value with its error.
-#
-# Factors say what a number belongs to: {"source": "masked", "sampler": "tr_cie", "nfe": 8, "seed": 0}. A cell
-# is one combination of factors that was measured, with all its records. results.json holds everything; it is
-# written after every cell, so that an interrupted grid resumes.
-
-
-Factor = str | int | float
-Factors = dict[str, Factor]
-
-REAL = "(real data)"  # the sampler of records of real data
-FORMAT = 2  # of results.json
-FILE = "results.json"
-
-Number = float | Literal["inf", "-inf"] | None  # as JSON holds it
-HEAD: dict[str, Any] = {
-    "name": str,
-    "settings": dict[str, object],
-    "scales": dict[str, dict[str, bool | None]],
-    "notes": list[str],
-    "commands": list[str],
-    "versions": dict[str, str],
-    "cells": list[dict[str, object]],
-}
-SCALE: dict[str, Any] = {"higher_is_better": bool | None, "logarithmic": bool}
-CELL: dict[str, Any] = {
-    "factors": dict[str, Factor],
-    "records": list[list[object]],
-    "problem": str | None,
-    "kind": Literal["", "failed", "skipped"] | None,
-    "shown": dict[str, object] | None,
-    "items": dict[str, list[Number]] | None,
-    "table": dict[str, list[str | bool | Number]] | None,
-}
-NUMBERED: dict[str, Any] = dict.fromkeys(("nfe", "seed", "guidance"), float | None)  # factors
-RECORD: dict[str, Any] = {"metric": str, "numbers": list[Number], "factors": dict[str, Factor]}
-SHOWN: dict[str, Any] = {"tokens": list[list[int]], "condition": list[list[int]] | None}
-"""What results.json holds, by name; a cell may lack what can be None."""
+# Measurements
 
 
 @dataclass(frozen=True)
 class Measured:
+    """A number with its error."""
+
     value: float
     standard_error: float = 0.0  # over samples
     low: float | None = None  # 95 % interval, where there is one
@@ -196,12 +140,28 @@ class Cell:
 
 @dataclass
 class Results:
-    """What was measured so far."""
+    """Measured cells, as `tauflow.evaluate` returns them and `Results.read` reads them from a folder.
 
-    name: str = "samples"  # of the study
-    settings: dict[str, Any] = field(default_factory=dict)  # what decides the numbers
+    Use `to_markdown` for tables, `to_frame` to work with the numbers, and `save` to keep them.
+
+    Args:
+        name: of the study.
+        settings: what decides the numbers.
+        cells: one for each combination of sampler, budget, and so on.
+        scales: how to read the metrics that tables show, in their order.
+        notes: what a reader should know, such as samplers that were skipped.
+        commands: that made the results.
+        versions: of the packages that numbers depend on.
+
+    Example:
+        >>> results = tauflow.Results.read("runs/countdown/evaluation")  # doctest: +SKIP
+        >>> print(results.to_markdown())  # doctest: +SKIP
+    """
+
+    name: str = "samples"
+    settings: dict[str, Any] = field(default_factory=dict)
     cells: list[Cell] = field(default_factory=list)
-    scales: dict[str, Scale] = field(default_factory=dict)  # of the metrics that tables show, in their order
+    scales: dict[str, Scale] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=lambda: versions())
@@ -229,6 +189,33 @@ class Results:
         if text and text not in self.notes:
             self.notes.append(text)
 
+    def to_frame(self) -> "pandas.DataFrame":
+        """Return a pandas data frame with one row per record: a cell and one of its metrics.
+
+        Use it to group, pivot, and plot results with the tools you know.
+
+        Returns:
+            Columns for the factors (sampler, nfe, guidance, ...), then metric, value, standard_error, low,
+            high, and count. What a record doesn't have is NA: real data has no nfe, most metrics have no
+            interval.
+
+        Example:
+            >>> trained = tauflow.load(tauflow.train.SHIPPED / "countdown_uniform.ckpt")
+            >>> results = tauflow.evaluate(trained, ["euler", "tr_cie"], [8, 16], num_samples=4, nll_items=0)
+            >>> frame = results.to_frame()
+            >>> errors = frame[frame.metric == "error_rate"]
+            >>> errors.pivot(index="sampler", columns="nfe", values="value").loc["tr_cie"].index.tolist()
+            [8, 16]
+        """
+        import pandas
+
+        rows = [record.factors | {"metric": record.metric} | vars(record.measured) for record in self.records]
+        names = list(dict.fromkeys(name for record in self.records for name in record.factors))
+        frame = pandas.DataFrame(rows, columns=[*names, "metric", *NUMBERS])
+        for name in names:
+            frame[name] = frame[name].convert_dtypes()  # whole numbers stay whole where some are missing
+        return frame
+
     def to_markdown(self) -> str:
         """Return the tables of all metrics as Markdown, the best of each budget in bold."""
         from tauflow.evaluation.tables import to_markdown
@@ -252,16 +239,16 @@ class Results:
 
     @classmethod
     def read(cls, folder: str | Path) -> "Results":
-        """Read results.json of a folder; refuse a file that is not what `save` writes."""
+        """Read results.json of a folder."""
         path = Path(folder) / FILE
         if not path.exists():
-            raise TauflowError(f"there is no {path}; name a folder with results")
+            raise TauflowError(f"File not found: {path}. Choose a folder with results.")
         try:
             return _results_from(json.loads(path.read_bytes()))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise TauflowError(
-                f"{path} holds no results that this version can read ({first_line(error)}); remove it to "
-                "start again, or choose another folder"
+                f"{path} has no results that this version can read ({first_line(error)}). Remove it to start "
+                "again, or choose another folder."
             ) from None
 
 
@@ -293,50 +280,34 @@ def _cell_text(cell: Cell) -> str:
     return f'  {text}, "records": [\n   {rows}\n  ]}}' if lines else f'  {text}, "records": []}}'
 
 
-def _results_from(values: Any) -> Results:
-    """Return the results that plain data describes; raise ValueError if it is anything else."""
-    if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
-        raise ValueError(f"it has another format than {FORMAT}")
-    check_kinds(values, HEAD, "it")
-    scales = {}
-    for name, scale in values.pop("scales").items():
-        check_kinds(scale, SCALE, "a scale")
-        if set(scale) != set(SCALE):
-            raise ValueError(f"the scale of {name} is cut")
-        scales[name] = Scale(**scale)
-    cells = [_cell_from(entry, f"cell {n}") for n, entry in enumerate(values.pop("cells"), start=1)]
+def _results_from(values: dict[str, Any]) -> Results:
+    if values.pop("format") != FORMAT:
+        raise ValueError(f"its format isn't {FORMAT}")
+    scales = {name: Scale(**scale) for name, scale in values.pop("scales").items()}
+    cells = [_cell_from(entry) for entry in values.pop("cells")]
     return Results(**values, scales=scales, cells=cells)
 
 
-def _cell_from(entry: dict[str, Any], place: str) -> Cell:
-    check_kinds(entry, CELL, place)
-    check_kinds(entry["factors"], NUMBERED, place, more=True)
+def _cell_from(entry: dict[str, Any]) -> Cell:
+    factors = entry["factors"]
     records = []
     for metric, *numbers in entry["records"]:
-        extra = numbers.pop() if numbers and isinstance(numbers[-1], dict) else {}
-        check_kinds({"metric": metric, "numbers": numbers, "factors": extra}, RECORD, place)
-        if not 2 <= len(numbers) <= len(NUMBERS):
-            raise ValueError(f"{place}: a record has {len(numbers)} numbers")
+        extra = numbers.pop() if isinstance(numbers[-1], dict) else {}
         value, error, *rest = map(number, numbers)
         more = [None if math.isnan(each) else each for each in rest]
-        records.append(Record(entry["factors"] | extra, metric, Measured(value, error, *more)))
+        records.append(Record(factors | extra, metric, Measured(value, error, *more)))
     shown = entry.get("shown")
-    if shown:
-        check_kinds(shown, SHOWN, place)
+    items = entry.get("items") or {}
+    table = entry.get("table") or {}
     return Cell(
-        entry["factors"],
+        factors,
         records,
         Shown(**shown) if shown else None,
         entry.get("problem") or "",
         entry.get("kind") or "",
-        {name: [number(each) for each in values] for name, values in (entry.get("items") or {}).items()},
-        _table_from(entry.get("table") or {}),
+        {name: [number(each) for each in values] for name, values in items.items()},
+        {name: [math.nan if each is None else each for each in values] for name, values in table.items()},
     )
-
-
-def _table_from(columns: dict[str, list[Any]]) -> SampleTable:
-    """Return the columns of a table, in which a number that a sample does not have is null."""
-    return {name: [math.nan if each is None else each for each in values] for name, values in columns.items()}
 
 
 def number(value: float | str | None) -> float:
@@ -364,13 +335,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-# A folder of results: continued where it stopped, and written by one process at a time.
-
-
-T = TypeVar("T")
-SAMPLE_FILES = ("samples.png", "evolution.png", "properties.png", "samples.csv")
-"""What a task may show of its samples in addition to text."""
-WRITTEN = ".written"  # lists the sample files that the last call wrote to a folder, with their digests
+# Folders of results: continued where they stopped, and written by one process at a time
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """Views: how results are laid out - which factors make a panel, a row and the axis."""
 
-import csv
-import io
 import math
 import os
 import re
@@ -11,7 +9,7 @@ from fnmatch import fnmatch
 from typing import TYPE_CHECKING
 
 from tauflow.errors import TauflowError, printable
-from tauflow.evaluation.results import NUMBERS, REAL, Factor, Factors, Measured, Results, Scale
+from tauflow.evaluation.results import REAL, Factor, Factors, Measured, Results, Scale
 from tauflow.samplers.registry import spec_name
 
 if TYPE_CHECKING:
@@ -269,16 +267,13 @@ def thinned(xs: Sequence[float]) -> list[float]:
 
 
 def to_csv(results: Results) -> str:
-    """Return one line for each record: its factors, its metric, its numbers."""
-    names = list(dict.fromkeys(name for record in results.records for name in record.factors))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*names, "metric", *NUMBERS])
-    for record in results.records:
-        values = [record.factors.get(name, "") for name in names]
-        words = [f"{value:g}" if isinstance(value, float) else value for value in values]
-        writer.writerow([*words, record.metric, *(getattr(record.measured, name) for name in NUMBERS)])
-    return text.getvalue()
+    """Return one line per record: its factors, its metric, its numbers."""
+    frame = results.to_frame()
+    for name in frame.select_dtypes("Float64"):  # factors
+        frame[name] = frame[name].map("{:g}".format, na_action="ignore")
+    for name in ("value", "standard_error"):
+        frame[name] = frame[name].map(str)  # nan, where a number that isn't there is empty
+    return frame.to_csv(index=False, lineterminator="\n")
 
 
 def to_markdown(results: Results, view: View | None = None) -> str:
