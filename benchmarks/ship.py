@@ -21,7 +21,7 @@ import tauflow
 from tauflow.evaluation.evaluate import real_items
 from tauflow.files import digest, write
 from tauflow.tasks import Task
-from tauflow.tasks.images.items import Kept
+from tauflow.tasks.images.items import KeptImages
 from tauflow.tasks.sequences.task import STATISTICS
 from tauflow.train import SHIPPED
 
@@ -45,10 +45,10 @@ def nll(path: Path, task: Task) -> Tensor:
 
 def ship_pictures(run: Path, task: Task, folder: Path) -> None:
     """Write some of the real pictures that a run keeps."""
-    kept = Kept.load(run / "pictures.npz", task.facts)
+    kept = KeptImages.load(run / "pictures.npz", task.facts)
     some = in_turn(kept.val_labels)[:VALIDATION]
     reference = kept.reference[:REFERENCE], kept.reference_labels[:REFERENCE]
-    Kept(kept.val[some], kept.val_labels[some], *reference, kept.unigrams).save(folder / "pictures.npz")
+    KeptImages(kept.val[some], kept.val_labels[some], *reference, kept.unigrams).save(folder / "pictures.npz")
 
 
 def main() -> None:

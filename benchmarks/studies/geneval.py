@@ -24,7 +24,7 @@ from tauflow import files
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import progress_bar
 from tauflow.evaluation.results import lock_output
-from tauflow.tasks.images.sources import opened
+from tauflow.tasks.images.sources import read_image
 from tauflow.tasks.scenes.clip import CLIP, ClipScore, check_distinct_labels
 from tauflow.tasks.scenes.rules import detected_colors, evaluate
 
@@ -101,7 +101,7 @@ class GenEval:
         if not self._to_judge(result) and not self._to_score(result):
             return result
         path = self.images / result.filename
-        picture = Image.fromarray(opened(path, str(path))).convert("RGB")
+        picture = Image.fromarray(read_image(path, str(path))).convert("RGB")
         if models.detector and self._to_judge(result):
             objects = confident_objects(models.detector(picture), result.tag)
             colors = partial(models.colors, picture) if models.colors else detected_colors

