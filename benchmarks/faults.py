@@ -184,7 +184,7 @@ FAULTS = [
         "denoise/denoiser.py",
         "result._answer = self._answer.clone() if places is None else take(self._answer, places)",
         "result._answer = self._answer if places is None else take(self._answer, places)",
-        "test_denoiser_faults.py::test_samples_are_those_of_a_clean_denoiser",
+        "test_denoiser.py::test_samples_are_those_of_a_clean_denoiser",
     ),
     Fault(
         "temperature multiplies the logits",
@@ -198,21 +198,21 @@ FAULTS = [
         "denoise/processors.py",
         "self._share = (1 - 1 / temperature) * log_odds.flatten()",
         "self._share = 0 * log_odds.flatten()",
-        "test_tempering.py::test_what_the_others_say_is_tempered",
+        "test_processors.py::test_what_the_others_say_is_tempered",
     ),
     Fault(
         "top-p cuts the token that reaches the mass",
         "denoise/processors.py",
         "likelier = rows.cumsum(-1) - rows",
         "likelier = rows.cumsum(-1)",
-        "test_confident.py::test_rows_are_cut_to_their_likeliest_tokens",
+        "test_processors.py::test_rows_are_cut_to_their_likeliest_tokens",
     ),
     Fault(
         "parts of a batch get what belongs to the first part",
         "denoise/denoiser.py",
         "values if self.first is None else values[self.first : self.first + count]",
         "values if self.first is None else values[:count]",
-        "test_allowed.py::test_samples_may_be_allowed_different_tokens",
+        "test_processors.py::test_samples_may_be_allowed_different_tokens",
     ),
     Fault(
         "look back in time is given the newest memory",
@@ -226,7 +226,7 @@ FAULTS = [
         "denoise/denoiser.py",
         "inputs = [x.clone(), t.clone()]",
         "inputs = [x, t]",
-        "test_denoiser_faults.py::test_samples_are_those_of_a_clean_denoiser",
+        "test_denoiser.py::test_samples_are_those_of_a_clean_denoiser",
     ),
     Fault(
         "condition doesn't reach the network",
@@ -332,7 +332,7 @@ FAULTS = [
         "samplers/remask.py",
         "return min(1.0, (left - after + sigma * (1 - left)) / left)",
         "return min(1.0, (left - after) / left)",
-        "test_correctors.py::test_samples_follow_the_kernel",
+        "test_remask.py::test_samples_follow_the_kernel",
     ),
     Fault(
         "bridge extrapolates twice as far",
@@ -845,7 +845,7 @@ FAULTS = [
         "cli/sample.py",
         "        top_k=settings.top_k,\n",
         "",
-        "test_confident.py::test_sample_py_takes_both",
+        "test_processors.py::test_sample_py_takes_both",
     ),
     Fault(
         "oldest run sampled by default",

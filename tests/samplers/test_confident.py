@@ -10,8 +10,7 @@ import math
 import language_models as tiny
 import pytest
 import torch
-from conftest import ROOT
-from helpers import Small, allowed, distance, empirical, mixture
+from helpers import allowed, distance, empirical, mixture
 from language_models import Spelling
 
 import tauflow
@@ -23,7 +22,6 @@ from tauflow import Model, Trained
 from tauflow.cli.sample import describe_samplers
 from tauflow.errors import SamplingError
 from tauflow.evaluation.evaluate import Sampling, measure_cell
-from tauflow.evaluation.results import Results
 from tauflow.evaluation.tables import to_markdown
 from tauflow.recipes import pretrained
 from tauflow.samplers import SAMPLERS, SETS, sampler_from
@@ -308,82 +306,3 @@ def test_blocks_end_early_and_at_the_end_of_a_text(llada):
     assert found.tokens_per_evaluation == 1.5
     fixed = tauflow.generate(trained, prompts, sampler="confidence(temperature=0)", **sizes)
     assert (fixed.texts, fixed.taken, fixed.evaluations) == (found.texts, [4, 12, 12], 12)
-
-
-# Top-k and top-p
-
-
-def test_rows_are_cut_to_their_likeliest_tokens():
-    rows = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.1, 0.6, 0.2, 0.1]])
-    model = Model(lambda x, t: rows.log().expand(len(x), -1, -1), mixture("masked", 4), (2,))
-    cut = [
-        ({"top_k": 1}, [[1.0, 0, 0, 0], [0, 1, 0, 0]]),
-        (
-            {"top_k": 3},
-            [[10 / 19, 6 / 19, 3 / 19, 0], [0.1, 0.6, 0.2, 0.1]],
-        ),  # two are as likely as the third
-        ({"top_k": 9}, rows.tolist()),
-        ({"top_p": 0.8}, [[0.625, 0.375, 0, 0], [0, 0.75, 0.25, 0]]),
-        ({"top_p": 1e-9}, [[1.0, 0, 0, 0], [0, 1, 0, 0]]),
-        ({"top_p": 1}, rows.tolist()),
-        ({"top_k": 2, "top_p": 0.6}, [[1.0, 0, 0, 0], [0, 1, 0, 0]]),  # 0.625 and 0.75 of what is left
-    ]
-    x, t, second = torch.full((1, 2), 4), torch.zeros(1), torch.tensor([1])
-    for options, expected in cut:
-        found = model.truncated(**options).denoiser.evaluate(x, t)
-        assert torch.allclose(found.dense()[0], torch.tensor(expected), atol=1e-6), options
-        assert torch.allclose(found.kept(second).rows(second)[0], torch.tensor(expected)[1]), options
-
-
-def test_a_split_network_is_cut_row_by_row():
-    process = mixture("masked", 6)
-    model, x = Model(Small(7, 6), process, (5,)), torch.full((2, 5), 6)
-    plain = model.tempered(0.7).denoiser.evaluate(x, torch.zeros(2)).rows(torch.tensor([3, 8]))
-    found = model.tempered(0.7).truncated(2).denoiser.evaluate(x, torch.zeros(2)).rows(torch.tensor([3, 8]))
-    best = plain.topk(2)
-    assert torch.allclose(found.gather(1, best.indices), best.values / best.values.sum(1, keepdim=True))
-    assert ((found > 0).sum(1) == 2).all()
-
-
-def test_noise_over_tokens_is_cut_by_what_the_others_say():
-    """One coordinate: its leave-one-out row is the data law, so that samples are those of the cut law,
-    whatever they began as; the plain row would keep the noise."""
-    law = EnumerableLaw(torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), 3, 1)
-    model = law.model(mixture("uniform", 3)).truncated(top_k=2)
-    tokens = tauflow.sample(model, "tweedie", 8, count=COUNT).tokens
-    assert distance(empirical(tokens, 3), torch.tensor([0.625, 0.375, 0])) < allowed(3, COUNT)
-
-
-def test_what_cannot_be_cut_is_refused():
-    model = LAW.model(MASKED)
-    for top_k, top_p in ((0, None), (5, 1.1)):
-        with pytest.raises(SamplingError, match="top_"):
-            model.truncated(top_k, top_p)
-
-
-def test_sample_py_takes_both(tmp_path, monkeypatch, capfd):
-    """Rows of the likeliest token alone give no variety; real data then has no nll, and a note says so."""
-    monkeypatch.chdir(tmp_path)
-    shipped = ROOT / "checkpoints" / "shipped" / "countdown_masked.ckpt"
-    words = [
-        "--ckpt",
-        str(shipped),
-        "--sampler",
-        "margin",
-        "--nfe",
-        "2",
-        "--num_samples",
-        "3",
-        "--batch_size",
-    ]
-    with pytest.raises(SystemExit) as stop:
-        tauflow.cli.sample.sample([*words, "3", "--top_k", "1", "--out", "out", "--accelerator=cpu"])
-    out = capfd.readouterr().out
-    assert stop.value.code == 0
-    samples = Results.read(tmp_path / "out").cells[-1].shown.tokens
-    assert samples[0] == samples[1] == samples[2]
-    assert "top-k or top-p cuts off" in out
-    assert "these sharpen" in out
-    with pytest.raises(SystemExit) as stop:
-        tauflow.cli.sample.sample([*words, "3", "--top_p", "2", "--accelerator=cpu"])
-    assert "top_p must be above 0" in str(stop.value.code)

@@ -291,3 +291,22 @@ def test_a_sampler_of_ones_own_may_look_back(split):
     clean, faulty = models("uniform", "reuses", split)
     wanted, found = (tauflow.sample(each, Own(), 5, count=B, condition=LABELS) for each in (clean, faulty))
     assert torch.equal(wanted.tokens, found.tokens)
+
+
+def test_a_head_is_given_more_than_a_few_rows():
+    """Most of the time of a head is spent on its weights, which it reads once for all rows of a call."""
+    sizes = []
+    large = 2**16 + 1
+
+    class Wide:
+        def hidden(self, x, t):
+            return x[..., None].float()
+
+        def head(self, rows):
+            sizes.append(len(rows))
+            return torch.zeros(len(rows), large)
+
+    model = tauflow.Model(Wide(), tauflow.Mixture(tauflow.Uniform(large), "linear"), (40,))
+    tauflow.sample(model, "tr_cie", 2, count=1)
+    assert max(sizes) == 16
+    assert sizes[-1] == 40 % 16  # the last step reads all 40 rows
