@@ -20,7 +20,7 @@ from tauflow.tasks import Molecules
 from tauflow.tasks.molecules.bins import Bins, property_names
 from tauflow.tasks.molecules.chemistry import canonical, properties
 from tauflow.tasks.molecules.moses import Reference, moses_metrics
-from tauflow.tasks.molecules.written import smiles_of, written
+from tauflow.tasks.molecules.task import from_smiles, to_smiles
 from tauflow.train.module import describe
 
 FILE = ROOT / "tests" / "data" / "molecules.smi"  # 60 short molecules of the test set of MOSES
@@ -95,11 +95,11 @@ def test_a_share_of_the_molecules(data, task):
 @pytest.mark.parametrize(
     ("text", "settings", "message"),
     [
-        ("CCO\nc1ccc(\nCC\n", {}, r"line 2 of .*: RDKit knows no molecule 'c1ccc\('; fix or remove it"),
+        ("CCO\nc1ccc(\nCC\n", {}, r"line 2 of .*: RDKit can't read the molecule 'c1ccc\('; fix or remove it"),
         ("CCO\nCC\n", {"share": 0.0}, r"share in \(0, 1\] and bins >= 2"),
         ("CCO\nCC\n", {"share": 1e-9}, "--data.share 1e-09 leaves no molecule; raise it"),
-        ("CCO\nCC\n", {"judges": "fid"}, "no judge 'fid' of molecules; there are fcd, diversity, moses"),
-        ("CCO\nCC\n", {"properties": "logp,colour"}, "some of logp, qed, sa, weight, .*no 'colour'"),
+        ("CCO\nCC\n", {"judges": "fid"}, "no judge 'fid' of molecules; choose from fcd, diversity, moses"),
+        ("CCO\nCC\n", {"properties": "logp,colour"}, "some of logp, qed, sa, weight, .*got 'logp,colour'"),
     ],
 )
 def test_data_and_settings_that_cannot_be(tmp_path, text, settings, message):
@@ -231,7 +231,7 @@ def test_selfies_are_molecules_whatever_they_say(data):
     task = Molecules(**data, representation="selfies")
     strings = list(task.strings("train"))
     assert all(text.startswith("[") for text in strings)
-    assert {canonical(smiles_of(text, "selfies")) for text in strings} <= set(SMILES)
+    assert {canonical(to_smiles(text, "selfies")) for text in strings} <= set(SMILES)
     generator = torch.Generator().manual_seed(0)
     found = values(task, torch.randint(1, task.num_tokens, (8, task.length), generator=generator))
     assert found["valid"][0] == 1
@@ -241,7 +241,7 @@ def test_selfies_are_molecules_whatever_they_say(data):
     assert task.show(real)[0] == f"[1] {task.texts(real)[0]}"
     masked = torch.full((1, task.length), task.num_tokens)
     assert values(task, masked)["valid"][0] == 0
-    assert written(ETHANOL, "selfies") == "[C][C][O]"
+    assert from_smiles(ETHANOL, "selfies") == "[C][C][O]"
 
 
 def test_hydrogen_is_its_own_selfies(tmp_path):
@@ -290,7 +290,7 @@ def test_bins_and_their_captions():
     assert np.bincount(fitted.of({"logp": np.arange(100.0)})[:, 0]).tolist() == [25] * 4
     assert property_names("QED, logp") == ("qed", "logp")
     for edges in ([[2.0, 1.0], [0.5, 0.6]], [[1.0, 2.0]], "low", [[1.0, math.inf], [1.0, 2.0]]):
-        with pytest.raises(SettingsError, match="edges are 2 ascending numbers for each of logp, qed"):
+        with pytest.raises(SettingsError, match="edges must be 2 ascending numbers for each of logp, qed"):
             Bins.given(["logp", "qed"], edges, 3)
 
 

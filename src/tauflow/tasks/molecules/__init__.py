@@ -1,4 +1,4 @@
-"""Molecules as strings: SMILES or SELFIES, judged by RDKit and the metrics of MOSES."""
+"""Molecules as SMILES or SELFIES strings, with RDKit and the metrics of MOSES."""
 
 from tauflow.tasks.molecules.task import Molecules
 

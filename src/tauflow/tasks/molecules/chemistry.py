@@ -1,9 +1,10 @@
-"""What other packages bring: RDKit, and the data, statistics and patterns inside `molsets`."""
+"""Single molecules with RDKit: canonical SMILES, properties, fragments, scaffolds, and drawings.
 
-import gzip
+RDKit is imported on first use. The data of MOSES are files of the package `molsets`, which is never imported.
+"""
+
 import importlib
 import io
-import pickle
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +13,7 @@ from functools import cache
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -21,186 +22,150 @@ from tauflow.errors import SettingsError, printable
 
 INSTALL = "pip install -c constraints.txt -e '.[molecules]'"
 INSTALL_DATA = "pip install --no-deps molsets==0.3.1"
+PROPERTIES = ("logp", "qed", "sa", "weight")
+MIN_RINGS = 2  # of a scaffold
+CROSS_COLOR = (230, 170, 170)
+TEXT_COLOR = (90, 90, 90)
+LETTER = (6, 12)  # width and height in pixels
+
+# Packages
 
 
-def needed(name: str) -> ModuleType:
-    """Import a module of an optional package; raise SettingsError with the command that installs it."""
+def optional_module(name: str) -> ModuleType:
+    """Import a module of an optional package; the error says how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise SettingsError(f"molecules need {name} ({error}): {INSTALL} && {INSTALL_DATA}") from None
 
 
-def molsets(file: str) -> Path:
-    """Return the path of a file of the package `molsets`, which is found but never imported.
-
-    Raises SettingsError with the command that installs it.
-    """
+def molsets_file(file: str) -> Path:
+    """Return the path of a file of the package `molsets`; the error says how to install it."""
     package = find_spec("moses")
     folders = package.submodule_search_locations if package else None
     path = Path(folders[0]) / file if folders else None
     if path is None or not path.is_file():
-        raise SettingsError(f"there is no {file} of MOSES: {INSTALL_DATA}")
+        raise SettingsError(f"{file} of MOSES not found: {INSTALL_DATA}")
     return path
 
 
 def dataset(split: str) -> Path:
     """Return the CSV file, column SMILES, of "train", "test" or "test_scaffolds" of MOSES."""
-    return molsets(f"dataset/data/{split}.csv.gz")
+    return molsets_file(f"dataset/data/{split}.csv.gz")
 
 
-class Readable(Protocol):
-    """A binary file, as far as pickles are read from it."""
-
-    def read(self, n: int, /) -> bytes: ...
-
-    def readline(self) -> bytes: ...
+# Molecules
 
 
-class PlainUnpickler(pickle.Unpickler):
-    """Reads pickles of plain values and of what is in `known`: no code of a file's choice runs."""
+def parse_smiles(text: str) -> Any | None:
+    """Return the RDKit molecule of a SMILES string; None if it isn't one, or empty.
 
-    def __init__(self, file: Readable, known: dict[tuple[str, str], Any] | None = None):
-        super().__init__(file)
-        self._known = known or {}
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return what is known by that name; raise for anything else."""
-        if (module, name) not in self._known:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return self._known[module, name]
-
-
-# Single molecules by RDKit: canonical SMILES, properties, fragments and scaffolds.
-#
-# RDKit's messages about strings that are no molecules are silenced here, and only here.
-
-
-PROPERTIES = ("logp", "qed", "sa", "weight")
-RINGS = 2  # that a scaffold has at least
-
-
-def parsed(text: str) -> Any | None:
-    """Return the molecule of RDKit; None for what is no SMILES of a molecule, the empty string included.
-
-    RDKit takes what stands after a blank for a name; a string with a blank is no molecule here.
+    RDKit reads text after a blank as a name. Here a string with a blank isn't a molecule.
     """
     if text.split() != [text]:
         return None
-    with needed("rdkit.rdBase").BlockLogs():
-        return needed("rdkit.Chem").MolFromSmiles(text)
+    with optional_module("rdkit.rdBase").BlockLogs():
+        return optional_module("rdkit.Chem").MolFromSmiles(text)
+
+
+def parse_valid(smiles: Iterable[str]) -> list[Any]:
+    """Return the RDKit molecules of SMILES strings; raise an error if one isn't valid."""
+    molecules = []
+    for text in smiles:
+        molecule = parse_smiles(text)
+        if molecule is None:
+            raise SettingsError(f"{text!r} isn't a valid molecule; keep only those with a canonical() SMILES")
+        molecules.append(molecule)
+    return molecules
 
 
 def canonical(text: str) -> str | None:
-    """Return the canonical SMILES of a molecule; None where RDKit cannot parse or sanitise the string."""
-    molecule = parsed(text)
-    return None if molecule is None else needed("rdkit.Chem").MolToSmiles(molecule)
-
-
-def molecules(smiles: Iterable[str]) -> list[Any]:
-    """Return molecules of RDKit; raise SettingsError for the first string that is none."""
-    found = []
-    for text in smiles:
-        molecule = parsed(text)
-        if molecule is None:
-            raise SettingsError(f"{text!r} is no valid molecule; keep those with a canonical() only")
-        found.append(molecule)
-    return found
+    """Return the canonical SMILES of a molecule; None if RDKit can't parse or sanitize the string."""
+    molecule = parse_smiles(text)
+    return None if molecule is None else optional_module("rdkit.Chem").MolToSmiles(molecule)
 
 
 def properties(smiles: Sequence[str], names: Sequence[str] = PROPERTIES) -> dict[str, np.ndarray]:
-    """Return "logp", "qed", "sa" and "weight", or those of them that are named, of valid molecules.
+    """Return properties of valid molecules, float64 (N,) each.
 
-    They are Crippen's logP, the drug-likeness QED, the synthetic accessibility (1 easy to 10 hard) and the
-    molecular weight in daltons, float64 (N,) each.
+    Args:
+        smiles: of the molecules.
+        names: some of "logp" (Crippen's), "qed" (drug-likeness), "sa" (synthetic accessibility, 1 easy to 10
+            hard), and "weight" (in daltons).
     """
-    return properties_of(molecules(smiles), names)
+    return molecule_properties(parse_valid(smiles), names)
 
 
-def properties_of(found: Sequence[Any], names: Sequence[str] = PROPERTIES) -> dict[str, np.ndarray]:
-    """Return properties of molecules of RDKit."""
-    return {name: np.array([_property(name)(each) for each in found], np.float64) for name in names}
-
-
-@cache
-def _property(name: str) -> Callable[[Any], float]:
-    """Return the function that finds a property; only that of "sa" reads a file."""
-    if name == "sa":
-        return _sa_scorer().calculateScore
-    module, function = {
-        "logp": ("rdkit.Chem.Crippen", "MolLogP"),
-        "qed": ("rdkit.Chem.QED", "qed"),
-        "weight": ("rdkit.Chem.Descriptors", "MolWt"),
-    }[name]
-    return getattr(needed(module), function)
+def molecule_properties(molecules: Sequence[Any], names: Sequence[str] = PROPERTIES) -> dict[str, np.ndarray]:
+    """Return properties of RDKit molecules, float64 (N,) each."""
+    return {
+        name: np.array([_property_function(name)(each) for each in molecules], np.float64) for name in names
+    }
 
 
 @cache
-def _sa_scorer() -> Any:
-    """Load the scorer that RDKit brings along outside its package, and its scores of fragments."""
-    folder = Path(needed("rdkit.RDConfig").RDContribDir) / "SA_Score"
-    spec = spec_from_file_location("sascorer", folder / "sascorer.py")
-    if spec is None or spec.loader is None or not (folder / "sascorer.py").is_file():
-        raise SettingsError(f"RDKit has no {folder / 'sascorer.py'}: pip install --force-reinstall rdkit")
-    scorer: Any = module_from_spec(spec)
+def _property_function(name: str) -> Callable[[Any], float]:
+    if name == "logp":
+        return optional_module("rdkit.Chem.Crippen").MolLogP
+    if name == "qed":
+        return optional_module("rdkit.Chem.QED").qed
+    if name == "weight":
+        return optional_module("rdkit.Chem.Descriptors").MolWt
+    # RDKit ships the scorer of "sa" outside its package
+    path = Path(optional_module("rdkit.RDConfig").RDContribDir) / "SA_Score" / "sascorer.py"
+    spec: Any = spec_from_file_location("sascorer", path)
+    scorer = module_from_spec(spec)
     spec.loader.exec_module(scorer)
-    with gzip.open(folder / "fpscores.pkl.gz") as file:
-        rows = PlainUnpickler(file).load()  # a score, and the fragments that have it
-    scorer._fscores = {fragment: float(row[0]) for row in rows for fragment in row[1:]}  # else it unpickles
-    return scorer
+    return scorer.calculateScore
 
 
-def fragments_of(found: Iterable[Any]) -> Counter[str]:
-    """Return how often each fragment occurs where molecules are cut at their BRICS bonds."""
-    chem, brics = needed("rdkit.Chem"), needed("rdkit.Chem.AllChem")
-    cut = (chem.MolToSmiles(brics.FragmentOnBRICSBonds(each)) for each in found)
+def count_fragments(molecules: Iterable[Any]) -> Counter[str]:
+    """Return the counts of the fragments of RDKit molecules cut at their BRICS bonds."""
+    chem = optional_module("rdkit.Chem")
+    brics = optional_module("rdkit.Chem.AllChem")
+    cut = (chem.MolToSmiles(brics.FragmentOnBRICSBonds(each)) for each in molecules)
     return Counter(fragment for parts in cut for fragment in parts.split("."))
 
 
-def scaffolds_of(found: Iterable[Any]) -> Counter[str]:
-    """Return how often each Bemis-Murcko scaffold with two rings or more occurs."""
-    chem, murcko = needed("rdkit.Chem"), needed("rdkit.Chem.Scaffolds.MurckoScaffold")
+def count_scaffolds(molecules: Iterable[Any]) -> Counter[str]:
+    """Return the counts of the Bemis-Murcko scaffolds with at least two rings of RDKit molecules."""
+    chem = optional_module("rdkit.Chem")
+    murcko = optional_module("rdkit.Chem.Scaffolds.MurckoScaffold")
     counts: Counter[str] = Counter()
-    for each in found:
+    for each in molecules:
         with suppress(ValueError, RuntimeError):  # RDKit finds none
             scaffold = murcko.GetScaffoldForMol(each)
-            if scaffold.GetRingInfo().NumRings() >= RINGS:
+            if scaffold.GetRingInfo().NumRings() >= MIN_RINGS:
                 counts[chem.MolToSmiles(scaffold)] += 1
     return counts
 
 
-# Pictures of molecules.
-
-
-CROSS, TEXT = (230, 170, 170), (90, 90, 90)
-LETTER = (6, 12)  # pixels that a letter takes
+# Drawings
 
 
 def draw(smiles: Sequence[str | None], size: tuple[int, int] = (160, 240)) -> np.ndarray:
-    """Return pictures, uint8 (B, H, W, 3), of molecules; what is none is crossed out, with its text on it."""
-    pictures = np.zeros((len(smiles), *size, 3), np.uint8)
+    """Return images uint8 (B, H, W, 3) of molecules; invalid ones are crossed out and show their text."""
+    height, width = size
+    images = np.zeros((len(smiles), height, width, 3), np.uint8)
     for number, text in enumerate(smiles):
-        molecule = None if text is None else parsed(text)
-        picture = _cross_out(text or "", size) if molecule is None else _draw(molecule, size)
-        pictures[number] = np.asarray(picture.convert("RGB"))
-    return pictures
+        molecule = None if text is None else parse_smiles(text)
+        if molecule is None:
+            image = _draw_text(text or "", height, width)
+        else:
+            canvas = optional_module("rdkit.Chem.Draw.rdMolDraw2D").MolDraw2DCairo(width, height)
+            with optional_module("rdkit.rdBase").BlockLogs():
+                canvas.DrawMolecule(molecule)
+            canvas.FinishDrawing()
+            image = Image.open(io.BytesIO(canvas.GetDrawingText()))
+        images[number] = np.asarray(image.convert("RGB"))
+    return images
 
 
-def _draw(molecule: Any, size: tuple[int, int]) -> Image.Image:
-    height, width = size
-    canvas = needed("rdkit.Chem.Draw.rdMolDraw2D").MolDraw2DCairo(width, height)
-    with needed("rdkit.rdBase").BlockLogs():
-        canvas.DrawMolecule(molecule)
-    canvas.FinishDrawing()
-    return Image.open(io.BytesIO(canvas.GetDrawingText()))
-
-
-def _cross_out(text: str, size: tuple[int, int]) -> Image.Image:
-    height, width = size
-    picture = Image.new("RGB", (width, height), "white")
-    pen = ImageDraw.Draw(picture)
-    pen.line((0, 0, width, height), fill=CROSS, width=2)
-    pen.line((0, height, width, 0), fill=CROSS, width=2)
+def _draw_text(text: str, height: int, width: int) -> Image.Image:
+    image = Image.new("RGB", (width, height), "white")
+    pen = ImageDraw.Draw(image)
+    pen.line((0, 0, width, height), fill=CROSS_COLOR, width=2)
+    pen.line((0, height, width, 0), fill=CROSS_COLOR, width=2)
     lines = textwrap.wrap(printable(text), max(1, width // LETTER[0] - 1))[: height // LETTER[1]]
-    pen.multiline_text((LETTER[0] // 2, 0), "\n".join(lines), fill=TEXT)
-    return picture
+    pen.multiline_text((LETTER[0] // 2, 0), "\n".join(lines), fill=TEXT_COLOR)
+    return image

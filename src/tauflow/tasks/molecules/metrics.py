@@ -1,6 +1,10 @@
-"""What RDKit says of samples, asked once for all metrics, tables and drawings.
+"""Metrics of sampled molecules: validity, uniqueness, hits of properties, and the metrics of MOSES.
 
-Shapes: B samples, D tokens.
+RDKit reads samples once for all metrics. The metrics chosen with `--judge` (fcd, diversity, moses) are of all
+samples together. Their standard error is that of the mean over PARTS disjoint parts of the samples, each
+measured on its own: the distance of few molecules is biased, its spread over parts isn't.
+
+Shapes: B samples of an update, N samples in all, D tokens, C properties.
 """
 
 import math
@@ -18,23 +22,23 @@ from tauflow.distributed import rank
 from tauflow.errors import SettingsError
 from tauflow.tasks.metrics import ConditionalSampleMean, SampleMean, SampleMetric, joined
 from tauflow.tasks.molecules.bins import Bins
-from tauflow.tasks.molecules.chemistry import PROPERTIES, canonical, molecules, properties
+from tauflow.tasks.molecules.chemistry import PROPERTIES, canonical, parse_valid, properties
 from tauflow.tasks.molecules.moses import (
     Filters,
     Fingerprints,
     Reference,
-    features,
+    chemnet_features,
     frechet,
     moments,
     moses_metrics,
 )
 from tauflow.tasks.sequences.metrics import Unique
 
-REMEMBERED = 2**16  # molecules whose properties are kept
+NAN = torch.tensor(torch.nan)
 
 
-class Chemist:
-    """Looks at samples as molecules; the newest ones are remembered.
+class SampledMolecules:
+    """Samples as molecules; the newest ones are remembered for all metrics, tables and drawings.
 
     Args:
         texts: turns samples (B, D) into SMILES.
@@ -45,60 +49,52 @@ class Chemist:
         self._last: tuple[Tensor, list[str | None]] | None = None
 
     def canonical(self, tokens: Tensor) -> list[str | None]:
-        """Return the canonical SMILES of samples (B, D); None of what is no molecule."""
+        """Return the canonical SMILES of samples (B, D); None for invalid ones."""
         if self._last is None or not torch.equal(self._last[0], tokens):
             self._last = tokens.clone(), [canonical(text) for text in self._texts(tokens)]
         return self._last[1]
 
     def properties(self, tokens: Tensor) -> dict[str, np.ndarray]:
-        """Return the properties of samples (B, D), float64 (B,) each; NaN of what is no molecule."""
+        """Return the properties of samples (B, D), float64 (B,) each; NaN for invalid ones."""
         none = (math.nan,) * len(PROPERTIES)
-        rows = [none if each is None else _numbers(each) for each in self.canonical(tokens)]
+        rows = [none if each is None else _property_values(each) for each in self.canonical(tokens)]
         columns = np.array(rows, dtype=np.float64).reshape(-1, len(PROPERTIES)).T
         return dict(zip(PROPERTIES, columns, strict=True))
 
 
-@lru_cache(maxsize=REMEMBERED)
-def _numbers(smiles: str) -> tuple[float, ...]:
+@lru_cache(maxsize=2**16)
+def _property_values(smiles: str) -> tuple[float, ...]:
     found = properties([smiles])
     return tuple(float(found[name][0]) for name in PROPERTIES)
 
 
-# How good molecules are: validity, how many are distinct, and whether they are what was asked for.
-#
-# RDKit looks at samples once for all metrics. Shapes: B samples of an update, D tokens, C properties.
-
-
-NOTHING = torch.tensor(torch.nan)
-
-
 class Valid(SampleMean):
-    """Share of the samples that are molecules to RDKit; an empty one is none."""
+    """Share of samples that RDKit reads as molecules; an empty one isn't a molecule."""
 
     higher_is_better = True
     logarithmic = False
 
-    def __init__(self, chemist: Chemist, **kwargs: Any):
+    def __init__(self, molecules: SampledMolecules, **kwargs: Any):
         super().__init__(**kwargs)
-        self.chemist = chemist
+        self.molecules = molecules
 
     def of(self, tokens: Tensor) -> Tensor:
-        found = self.chemist.canonical(tokens)
+        found = self.molecules.canonical(tokens)
         return torch.tensor([each is not None for each in found], dtype=torch.bool, device=tokens.device)
 
 
 class UniqueValid(Unique):
-    """Distinct molecules among the valid samples, as a share of them; NaN where none is valid."""
+    """Distinct molecules as a share of the valid samples; NaN if none is valid."""
 
     def compute(self) -> tuple[Tensor, Tensor]:
-        return super().compute() if len(joined(self.digests)) else (NOTHING, NOTHING)
+        return super().compute() if len(joined(self.digests)) else (NAN, NAN)
 
 
 class Hit(ConditionalSampleMean):
-    """Share of the valid samples whose properties lie in the bins asked for, all of them or one.
+    """Share of the valid samples whose properties lie in the requested bins, all of them or one.
 
     Args:
-        chemist: looks at samples.
+        molecules: the samples as molecules.
         bins: of the properties, the columns of a condition.
         column: of the property that counts; None: all must hit.
     """
@@ -106,89 +102,91 @@ class Hit(ConditionalSampleMean):
     higher_is_better = True
     logarithmic = False
 
-    def __init__(self, chemist: Chemist, bins: Bins, column: int | None = None, **kwargs: Any):
+    def __init__(self, molecules: SampledMolecules, bins: Bins, column: int | None = None, **kwargs: Any):
         super().__init__(**kwargs)
-        self.chemist = chemist
+        self.molecules = molecules
         self.bins = bins
         self.column = column
 
     def of(self, tokens: Tensor, condition: Tensor | None = None) -> Tensor:
-        if condition is None:  # nothing was asked for
+        if condition is None:
             return torch.zeros(0, device=tokens.device)
-        there = torch.from_numpy(self.bins.of(self.chemist.properties(tokens)))  # (B, C)
-        asked = condition.cpu()
+        there = torch.from_numpy(self.bins.of(self.molecules.properties(tokens)))  # (B, C)
+        wanted = condition.cpu()
         if self.column is not None:
-            there, asked = there[:, [self.column]], asked[:, [self.column]]
-        counted = (there != DROPPED).all(1) & (asked != DROPPED).any(1)
-        return ((there == asked) | (asked == DROPPED)).all(1)[counted].to(tokens.device)
+            there = there[:, [self.column]]
+            wanted = wanted[:, [self.column]]
+        counted = (there != DROPPED).all(1) & (wanted != DROPPED).any(1)
+        return ((there == wanted) | (wanted == DROPPED)).all(1)[counted].to(tokens.device)
 
 
-# The judges of molecules: ChemNet's distance, internal diversity, and all metrics of MOSES.
-#
-# Samples are judged together, once for all metrics of a judge. A standard error is that of the mean over
-# PARTS
-# disjoint parts of the samples, each judged on its own: the distance of few molecules is biased, its spread
-# over parts is not.
-#
-# Shapes: N samples, D tokens.
-
+# Metrics of all samples together
 
 JudgeName = Literal["fcd", "diversity", "moses"]
 PARTS = 5
 UNIQUE_AT = (1000, 10000)
-DISTANCES = ("fcd", "logp", "sa", "qed", "weight")  # what is better when it is small
+DISTANCES = ("fcd", "logp", "sa", "qed", "weight")  # smaller is better
 Scores = dict[str, tuple[float, float]]  # value and standard error by name
 
 
-class Yardstick:
-    """What samples are compared with, made when it is first asked for.
+def read_judges(text: str) -> list[JudgeName]:
+    """Read a setting such as "fcd,diversity"."""
+    names: list[Any] = [word.strip() for word in text.split(",") if word.strip()]
+    unknown = [name for name in names if name not in get_args(JudgeName)]
+    if unknown:
+        raise SettingsError(
+            f"there is no judge {unknown[0]!r} of molecules; choose from {', '.join(get_args(JudgeName))}"
+        )
+    return list(dict.fromkeys(names))
+
+
+class RealMolecules:
+    """The molecules that samples are compared with; their statistics are computed on first use.
 
     Args:
-        moses: take the statistics and filters of MOSES; else those of real molecules of the task.
-        smiles: gives these, canonical.
-        known: says whether a canonical SMILES is of the training data, where that is known.
+        moses: use the statistics and filters of MOSES; otherwise those of the task's validation molecules.
+        smiles: returns the validation molecules as canonical SMILES.
+        is_known: tells whether a canonical SMILES is in the training data; None if that isn't known.
     """
 
     def __init__(
-        self, moses: bool, smiles: Callable[[], list[str]], known: Callable[[str], bool] | None = None
+        self, moses: bool, smiles: Callable[[], list[str]], is_known: Callable[[str], bool] | None = None
     ):
         self.moses = moses
+        self.train = None if is_known is None else TrainingMolecules(is_known)
         self._smiles = smiles
-        self.train = None if known is None else Known(known)
 
     @cached_property
     def test(self) -> Reference:
-        """Return statistics of real molecules."""
         return Reference.shipped("test") if self.moses else Reference.of(self._smiles())
 
     @cached_property
     def scaffolds(self) -> Reference | None:
-        """Return those of real molecules with scaffolds that the training data has not, if there are some."""
+        """Return statistics of molecules with scaffolds that training molecules don't have, if any."""
         return Reference.shipped("test_scaffolds") if self.moses else None
 
     @cached_property
     def filters(self) -> Filters | None:
-        """Return filters of molecules that a chemist would not make, where there are some."""
         return Filters.shipped() if self.moses else None
 
 
-class Known(Container[str]):
-    """The training molecules, of which digests are known and no list."""
+class TrainingMolecules(Container[str]):
+    """The training molecules, of which only digests are known."""
 
-    def __init__(self, known: Callable[[str], bool]):
-        self._known = known
+    def __init__(self, is_known: Callable[[str], bool]):
+        self._is_known = is_known
 
     def __contains__(self, smiles: object) -> bool:
-        return self._known(str(smiles))
+        return self._is_known(str(smiles))
 
 
-class Judge:
-    """Judges samples, the newest ones once.
+class Benchmark:
+    """Computes all metrics of a judge, once for the newest samples.
 
     Args:
-        name: which metrics.
+        name: of the judge.
         texts: turns samples (N, D) into SMILES.
-        yardstick: what they are compared with.
+        real: the molecules that they are compared with.
         device: of ChemNet.
     """
 
@@ -196,13 +194,12 @@ class Judge:
         self,
         name: JudgeName,
         texts: Callable[[Tensor], list[str]],
-        yardstick: Yardstick,
+        real: RealMolecules,
         device: torch.device | str = "cpu",
     ):
-        self._name = name
-        self._judge = {"fcd": self._fcd, "diversity": self._diversity, "moses": self._moses}[name]
+        self.name = name
         self._texts = texts
-        self._yardstick = yardstick
+        self._real = real
         self._device = device
         self._last: tuple[Tensor, Scores] | None = None
 
@@ -211,70 +208,92 @@ class Judge:
         if self._last is None or not torch.equal(self._last[0], tokens):
             texts = self._texts(tokens)
             if not any(map(canonical, texts)) and rank() == 0:
-                warnings.warn(f"no sample is valid: {self._name} cannot be measured", stacklevel=2)
-            self._last = tokens, self._judge(texts)
+                warnings.warn(f"no sample is valid: {self.name} cannot be measured", stacklevel=2)
+            self._last = tokens, self._measure(texts)
         return self._last[1]
 
-    def _fcd(self, texts: Sequence[str]) -> Scores:
-        test = self._yardstick.test
-        found = features(_valid(texts), self._device)
-        parts = [{"fcd_test": _distance(part, test)} for part in _parts(found)]
-        return with_errors({"fcd_test": _distance(found, test)}, parts)
+    def metrics(self) -> "dict[str, BenchmarkMetric]":
+        """Return the metrics by name, given the real molecules that there are."""
+        return {
+            name: (BenchmarkDistance if name.startswith(DISTANCES) else BenchmarkMetric)(self, name)
+            for name in self._metric_names()
+        }
 
-    def _diversity(self, texts: Sequence[str]) -> Scores:
-        packed = Fingerprints.of(molecules(_valid(texts))).packed
-        everything, *parts = (
-            dict(zip(("intdiv", "intdiv2"), Fingerprints(each).diversity(), strict=True))
-            for each in (packed, *_parts(packed))
+    def _metric_names(self) -> list[str]:
+        if self.name == "fcd":
+            return ["fcd_test"]
+        if self.name == "diversity":
+            return ["intdiv", "intdiv2"]
+        kinds = ("fcd", "snn", "frag", "scaf")
+        names = [f"unique_{count}" for count in UNIQUE_AT]
+        names += [f"{kind}_test" for kind in kinds]
+        if self._real.moses:
+            names += [f"{kind}_testsf" for kind in kinds]
+            names.append("filters")
+        names += ["intdiv", "intdiv2", "logp", "sa", "qed", "weight"]
+        if self._real.train is not None:
+            names.append("novelty")
+        return names
+
+    def _measure(self, texts: Sequence[str]) -> Scores:
+        if self.name == "moses":
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="unique@")  # results say how many samples there are
+                everything = self._moses(texts, UNIQUE_AT)
+            return with_errors(everything, [self._moses(part, ()) for part in _split(texts) if len(part)])
+        valid = [smiles for smiles in map(canonical, texts) if smiles is not None]
+        if self.name == "fcd":
+            measure, values = self._fcd, chemnet_features(valid, self._device)
+        else:
+            measure, values = _diversity, Fingerprints.of(parse_valid(valid)).packed
+        return with_errors(measure(values), [measure(part) for part in _split(values)])
+
+    def _fcd(self, features: np.ndarray) -> dict[str, float]:
+        test = self._real.test
+        return {"fcd_test": frechet(*moments(features), test.mean, test.covariance)}
+
+    def _moses(self, texts: Sequence[str], unique_at: Sequence[int]) -> dict[str, float]:
+        real = self._real
+        found = moses_metrics(
+            texts,
+            real.train,
+            real.test,
+            real.scaffolds,
+            real.filters,
+            unique_at=unique_at,
+            device=self._device,
         )
-        return with_errors(everything, parts)
-
-    def _moses(self, texts: Sequence[str]) -> Scores:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="unique@")  # a note says how many samples there are
-            everything = self._measured(texts, UNIQUE_AT)
-        return with_errors(everything, [self._measured(part, ()) for part in _parts(texts) if len(part)])
-
-    def _measured(self, texts: Sequence[str], unique_at: Sequence[int]) -> dict[str, float]:
-        rule = self._yardstick
-        against = (rule.train, rule.test, rule.scaffolds, rule.filters)
-        found = moses_metrics(texts, *against, unique_at=unique_at, device=self._device)
-        return {name_of(name): value for name, value in found.items()}
+        # "FCD/Test" is our fcd_test
+        return {name.lower().replace("/", "_").replace("@", "_"): value for name, value in found.items()}
 
 
-def name_of(name: str) -> str:
-    """Return our name of a metric of MOSES: "FCD/Test" is fcd_test."""
-    return name.lower().replace("/", "_").replace("@", "_")
+def _diversity(packed: np.ndarray) -> dict[str, float]:
+    first, second = Fingerprints(packed).diversity()
+    return {"intdiv": first, "intdiv2": second}
 
 
-def with_errors(everything: Mapping[str, float], parts: Sequence[Mapping[str, float]]) -> Scores:
-    """Return numbers with their standard errors from those of parts; NaN where parts say nothing."""
-    found: Scores = {}
-    for name, value in everything.items():
-        numbers = np.array([part[name] for part in parts if name in part])
-        enough = len(numbers) > 1 and np.isfinite(numbers).all()
-        found[name] = value, float(numbers.std(ddof=1) / len(numbers) ** 0.5) if enough else np.nan
-    return found
-
-
-def _valid(texts: Sequence[str]) -> list[str]:
-    return [smiles for smiles in map(canonical, texts) if smiles is not None]
-
-
-def _distance(found: np.ndarray, test: Reference) -> float:
-    return frechet(*moments(found), test.mean, test.covariance)
-
-
-def _parts(values: Any) -> list[Any]:
-    """Return every PARTS-th value, from each of the first on."""
+def _split(values: Any) -> list[Any]:
+    """Return PARTS parts, each of every PARTS-th value."""
     return [values[first::PARTS] for first in range(PARTS)]
 
 
-class Judged(SampleMetric):
-    """One metric of a judge.
+def with_errors(everything: Mapping[str, float], parts: Sequence[Mapping[str, float]]) -> Scores:
+    """Return values with their standard errors from those of parts; NaN if parts lack a finite value."""
+    scores: Scores = {}
+    for name, value in everything.items():
+        values = np.array([part[name] for part in parts if name in part])
+        error = np.nan
+        if len(values) > 1 and np.isfinite(values).all():
+            error = float(values.std(ddof=1) / len(values) ** 0.5)
+        scores[name] = value, error
+    return scores
+
+
+class BenchmarkMetric(SampleMetric):
+    """One metric of a benchmark of all samples together.
 
     Args:
-        judge: of all samples together.
+        benchmark: computes it.
         name: of the metric.
     """
 
@@ -282,9 +301,9 @@ class Judged(SampleMetric):
     logarithmic = False
     tokens: list[Tensor]
 
-    def __init__(self, judge: Judge, name: str, **kwargs: Any):
+    def __init__(self, benchmark: Benchmark, name: str, **kwargs: Any):
         super().__init__(**kwargs)
-        self.judge = judge
+        self.benchmark = benchmark
         self.name = name
         self.add_state("tokens", [], dist_reduce_fx="cat")
 
@@ -292,43 +311,12 @@ class Judged(SampleMetric):
         self.tokens.append(tokens)
 
     def compute(self) -> tuple[Tensor, Tensor]:
-        value, error = self.judge(joined(self.tokens).cpu())[self.name]
+        value, error = self.benchmark(joined(self.tokens).cpu())[self.name]
         return torch.tensor(value), torch.tensor(error)
 
 
-class JudgedDistance(Judged):
+class BenchmarkDistance(BenchmarkMetric):
     """A distance from real molecules."""
 
     higher_is_better = False
     logarithmic = True
-
-
-def judged(judge: Judge, names: Sequence[str]) -> dict[str, Judged]:
-    """Return metrics of a judge by their names."""
-    return {name: (JudgedDistance if name.startswith(DISTANCES) else Judged)(judge, name) for name in names}
-
-
-def names_of(judge: JudgeName, yardstick: Yardstick) -> list[str]:
-    """Return the metrics of a judge, given what there is to compare with."""
-    if judge == "fcd":
-        return ["fcd_test"]
-    if judge == "diversity":
-        return ["intdiv", "intdiv2"]
-    kinds = ("fcd", "snn", "frag", "scaf")
-    names = [f"unique_{count}" for count in UNIQUE_AT]
-    names += [f"{kind}_test" for kind in kinds]
-    if yardstick.moses:
-        names += [f"{kind}_testsf" for kind in kinds] + ["filters"]
-    names += ["intdiv", "intdiv2", *DISTANCES[1:]]
-    return [*names, "novelty"] if yardstick.train is not None else names
-
-
-def judges_of(text: str) -> list[JudgeName]:
-    """Return the judges of a setting such as "fcd,diversity"."""
-    names: list[Any] = [word.strip() for word in text.split(",") if word.strip()]
-    unknown = [name for name in names if name not in get_args(JudgeName)]
-    if unknown:
-        raise SettingsError(
-            f"there is no judge {unknown[0]!r} of molecules; there are {', '.join(get_args(JudgeName))}"
-        )
-    return list(dict.fromkeys(names))
