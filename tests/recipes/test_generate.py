@@ -483,8 +483,8 @@ def test_a_text_in_the_terminal(call, folders, loaded):
     assert code == 0
     assert "(Language, masked source)\nsampler     tweedie\n" in plain
     assert all(f"[{number}] {text[:1]}" in plain for number, text in enumerate(wanted.texts, 1))
-    assert f"evaluations {wanted.evaluations}  ({wanted.forwards} forwards)" in plain
-    per = f"{wanted.tokens_per_evaluation:.2f} of a sample for each evaluation"
+    assert f"evaluations {wanted.evaluations}  ({wanted.forwards} forward passes)" in plain
+    per = f"{wanted.tokens_per_evaluation:.2f} per sample and evaluation"
     assert plain.endswith(f"new tokens  {wanted.lengths[0]}, {wanted.lengths[1]}  ({per})\n")
     assert HIDDEN not in plain
     assert "\x1b" not in plain, "a text is no command of a terminal"
@@ -520,7 +520,7 @@ def test_more_texts_than_a_batch(call, folders, loaded):
         tauflow.generate(loaded["esm"], ["EVQ"] * size, 4, nfe=2, seed=generator).texts for size in (2, 2, 1)
     ]
     assert texts == [text for part in parts for text in part]
-    assert "evaluations 6  (6 forwards)" in printed
+    assert "evaluations 6  (6 forward passes)" in printed
     live = call(*args, "--num_samples", 3, "--batch_size", 2, stream=Terminal)[1]
     assert "samples 1 to 2 of 3, block 1 of 1" in live
 

@@ -1,4 +1,4 @@
-"""What the commands say when they can't go on: one clear line and an exit code instead of a traceback."""
+"""One clear line and an exit code instead of a traceback, for every error that a user can fix."""
 
 import difflib
 import os

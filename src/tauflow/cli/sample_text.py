@@ -117,7 +117,7 @@ def generate_text(settings: "SampleSettings", trained: "Trained", fabric: "Fabri
     speed = sum(lengths) / sum(taken for part in parts for taken in part.taken)
     evaluations = sum(part.evaluations for part in parts)
     print(f"\nevaluations {evaluations}  ({sum(part.forwards for part in parts)} forward passes)")
-    print(f"new tokens  {', '.join(map(str, lengths))}  ({speed:.2f} per evaluation of a sample)")
+    print(f"new tokens  {', '.join(map(str, lengths))}  ({speed:.2f} per sample and evaluation)")
 
 
 @contextmanager

@@ -249,10 +249,8 @@ def _parts(text: str) -> list[str]:
 def written(sampler: Sampler) -> str:
     """Return the spec of a sampler: the name that needs the fewest options, none of them to take one back."""
     defaults = {each.name: each.default for each in dataclasses.fields(sampler)}
-    presets = {name: make() for name, make in SAMPLERS.items()}
-    fits = [
-        (name, _differences(sampler, each)) for name, each in presets.items() if type(each) is type(sampler)
-    ]
+    same_class = [name for name, make in SAMPLERS.items() if getattr(make, "func", make) is type(sampler)]
+    fits = [(name, _differences(sampler, SAMPLERS[name]())) for name in same_class]
     possible = [(name, changed) for name, changed in fits if changed is not None]
 
     def effort(candidate: tuple[str, dict[str, Any]]) -> tuple[int, int]:
