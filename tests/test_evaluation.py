@@ -552,6 +552,35 @@ def test_a_trained_model_and_its_model_are_not_mixed_up():
         tauflow.evaluate(trained.model)
 
 
+def test_a_model_is_measured_with_a_function():
+    def first_token(tokens):
+        return tokens[:, 0].double()
+
+    model = exact().model
+    results = tauflow.evaluate(model, ["euler", "tr_cie"], [2, 4], 6, metric=first_token, batch_size=4)
+    frame = results.to_frame()
+    mine = frame[frame.metric == "first_token"].set_index(["sampler", "nfe"])
+    assert list(mine.index) == [("euler", 2), ("tr_cie", 2), ("euler", 4), ("tr_cie", 4)]
+    again = tauflow.evaluate(exact(), "euler", [2], 6, metric=lambda tokens: tokens[:, 0], batch_size=4)
+    (record,) = (each for each in again.records if each.metric == "metric")
+    assert record.measured.value == mine.value["euler", 2]
+    assert record.measured.standard_error == mine.standard_error["euler", 2]
+    assert again.to_frame().nfe.tolist() == [2] * len(again.records), "no real data"
+    with pytest.raises(SamplingError, match=r"one number per sample, shape \(4,\), got shape \(4, \d+\)"):
+        tauflow.evaluate(model, "euler", 2, 6, metric=lambda tokens: tokens, batch_size=4)
+
+
+def test_a_data_frame_has_a_row_per_cell_and_metric(results):
+    frame = results.to_frame()
+    assert len(frame) == len(results.records)
+    assert list(frame)[:2] == ["sampler", "nfe"]
+    assert list(frame)[-6:] == ["metric", "value", "standard_error", "low", "high", "count"]
+    assert frame.nfe[frame.sampler == REAL].isna().all()
+    record = results.records[-1]
+    assert frame.iloc[-1].value == record.measured.value
+    assert frame.iloc[-1].nfe == record.factors["nfe"]
+
+
 def test_a_bad_temperature_and_a_missing_task_are_refused():
     with pytest.raises(SamplingError, match="temperature must be above 0"):
         run(exact(), "euler", [2], Sampling(2, temperature=math.nan))

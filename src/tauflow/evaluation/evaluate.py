@@ -1,4 +1,15 @@
-"""Counts: what is known of the samples of a cell besides their quality, summed over batches and ranks."""
+"""Evaluate samplers: samples of every sampler at every budget, measured with the task's metrics.
+
+A cell is one sampler at one budget, perhaps with a guidance weight. Its samples are drawn in batches, and
+batch i has its own seed, made of (seed, i). So every sampler starts from the same x_0, and samples don't
+depend on how many devices share the batches. Inside a process group (Lightning's DDP, in training or in
+sample.py) each rank takes every world_size-th batch, torchmetrics reduces the metrics, and counts are summed
+over ranks.
+
+The nll of real items is measured next to the samples, where a sampler has a likelihood. Every sampler sees
+the same validation items in the same batches with the same seeds, and a cell keeps the number of each item.
+So differences between samplers are paired.
+"""
 
 import dataclasses
 import textwrap
@@ -60,7 +71,7 @@ from tauflow.samplers import (
 from tauflow.samplers.likelihood import no_likelihood
 from tauflow.samplers.run import checked_condition, checked_prompt, checked_seed, unprompted, whole
 from tauflow.samplers.sampler import require
-from tauflow.tasks import SampleMetric, Task
+from tauflow.tasks import SampleMean, SampleMetric, Task
 from tauflow.tasks.task import Item, items_of
 from tauflow.train import Trained
 
@@ -124,14 +135,7 @@ class Counts:
         return {"evaluations": Measured(mean, error), "tokens_per_evaluation": Measured(tokens)}
 
 
-# Measure one cell: samples of one sampler at one budget, by the task's own metrics.
-#
-# Samples are drawn in batches, and batch i has a seed of its own, made of (seed, i): so every sampler begins
-# from the same x_0, and the samples do not depend on how many devices share the batches. Inside a process
-# group
-# (Lightning's DDP, in training or in sample.py) each rank takes every world_size-th batch; metrics are
-# reduced
-# by torchmetrics, and the counts are those of all ranks.
+# One cell
 
 
 DETAILS = {
@@ -214,7 +218,7 @@ class Sampling:
         tokens, known = (each[rows] if each.ndim > 1 else each for each in self.prompt)
         return Prompt(tokens, known)
 
-    def refuse_unfit(self, model: Model) -> None:
+    def check_model(self, model: Model) -> None:
         """Refuse a temperature or a prompt that cannot be sampled of the model."""
         self.model(model, None)
         if self.prompt is not None:
@@ -355,10 +359,7 @@ def scales(task: Task) -> dict[str, Scale]:
     }
 
 
-# nll: how likely real items are to a sampler at a budget, measured beside its samples.
-#
-# Every sampler sees the same validation items in the same batches with the same seeds, and a cell keeps the
-# number of each item: so differences between samplers are paired. Ranks share the batches.
+# The likelihood of real items
 
 
 NLL = "nll"  # in nats for each coordinate
@@ -420,7 +421,7 @@ def with_nll(
     return dataclasses.replace(cell, records=cell.records + records, items=cell.items | items)
 
 
-# Real data, measured like samples: what the numbers of samples are compared with.
+# Real data, measured like samples
 
 
 def reference(task: Task, count: int, first: int = 0) -> dict[str, Measured]:
@@ -483,7 +484,7 @@ def reference_cell(task: Task, count: int, condition: Tensor | None = None) -> t
     return Cell(factors, [Record(factors, name, each) for name, each in found.items()]), note
 
 
-# run_grid: the one resumable loop over cells, for sample.py, the callback and the studies.
+# The resumable loop over cells, for sample.py, the callback, and the studies
 
 
 DESCRIPTION = 36  # characters of a cell's name beside a progress bar
@@ -575,18 +576,19 @@ def progress_bar(progress: "bool | Progress") -> "Iterator[Progress | None]":
         yield bar
 
 
-# evaluate: every sampler at every budget on one trained model, measured by the task's own metrics.
+# The grid of samplers and budgets
 
 
 Samplers = str | Sampler | Iterable[str | Sampler]
 
 
 def evaluate(
-    trained: Trained,
+    trained: Trained | Model,
     samplers: Samplers = "auto",
     nfes: int | Sequence[int] = (32,),
     num_samples: int = 256,
     *,
+    metric: Callable[[Tensor], Tensor] | None = None,
     batch_size: int = 64,
     seed: int = 0,
     guidance: float | Sequence[float] = (),
@@ -594,35 +596,100 @@ def evaluate(
     prompt: Prompt | tuple[Tensor, Tensor] | None = None,
     nll_items: int = 16,
 ) -> Results:
-    """Sample with every sampler at every budget and measure the samples with the task's metrics.
+    """Sample with every sampler at every budget, and measure the samples.
 
-    Where a sampler has a likelihood (`tauflow.nll`), its cells have the `nll` of validation items too, in
-    nats for each coordinate; all samplers see the same items, so that differences are paired.
+    Use it to choose a sampler and a budget for your model. Samples are measured with the task's metrics, or
+    with your own function. Where a sampler has a likelihood (`tauflow.nll`), its cells also have the `nll` of
+    validation items, in nats/token. All samplers see the same items, so differences are paired.
 
     Args:
-        trained: model and task, from `tauflow.load`, or your own `tauflow.Trained(model, task)`.
+        trained: model and task, from `tauflow.load`, or `tauflow.Trained(model, task)`. With a `metric`, a
+            `tauflow.Model` is enough.
         samplers: specs such as "tr_cie(grid=tau)", sets (paper, beyond, users, ...), "auto", or Samplers; a
-            list, or text in which commas separate them.
-        nfes: budgets of evaluations.
-        num_samples: samples of each cell, over all devices.
-        batch_size: samples drawn together; devices share batches, and each batch has a seed of its own.
-        seed: of all samples; every sampler begins from the same x_0.
-        guidance: a weight of guidance, or several, each a row of its own; 1 is none. By the condition of a
-            model that takes one, else by the prompt.
+            list, or text separated by commas.
+        nfes: budgets of network evaluations.
+        num_samples: samples per cell, over all devices.
+        metric: your own metric instead of the task's: a function from tokens (B, D) to a number per sample
+            (B,). Results contain its mean, under the function's name. Higher is better.
+        batch_size: samples drawn together. Devices share batches, and each batch has its own seed.
+        seed: of all samples. Every sampler starts from the same x_0.
+        guidance: a guidance weight, or several, each a row of the tables; 1 is none. Guides by the condition
+            of a model that takes one, else by the prompt.
         condition: what all samples are asked to be (C,); by default what validation items are.
-        prompt: what is known: tokens and known (D,) for every sample, or a row for each, (num_samples, D).
+        prompt: what is known: tokens and known (D,) for every sample, or a row per sample, (num_samples, D).
         nll_items: validation items, from the first on, whose nll is measured, in batches; 0 for none.
+
+    Returns:
+        One cell per sampler, budget, and guidance weight, and one for real data.
+        `print(results.to_markdown())` shows tables, `results.to_frame()` is a pandas data frame.
+
+    Example:
+        >>> trained = tauflow.load(tauflow.train.SHIPPED / "countdown_uniform.ckpt")
+        >>> def share_of_zeros(tokens):
+        ...     return (tokens == 0).float().mean(1)
+        >>> results = tauflow.evaluate(trained.model, "euler", [4, 8], num_samples=4, metric=share_of_zeros)
+        >>> [cell.factors for cell in results.cells]
+        [{'sampler': 'euler', 'nfe': 4}, {'sampler': 'euler', 'nfe': 8}]
     """
+    if metric is not None:
+        model = trained.model if isinstance(trained, Trained) else trained
+        trained = Trained(model, FunctionTask(model, metric))
     if not isinstance(trained, Trained):
         raise SamplingError(
             f"trained must be a tauflow.Trained, got {type(trained).__name__}. Load one with "
-            "tauflow.load(path), or make one with tauflow.Trained(model, task)."
+            "tauflow.load(path), make one with tauflow.Trained(model, task), or pass a metric."
         )
     size = (num_samples, batch_size, seed)
     sampling = Sampling(*size, condition=condition, prompt=prompt, nll_items=nll_items)
     weights = [guidance] if isinstance(guidance, int | float) else guidance
     grid = SamplerGrid.of(trained, samplers, nfes, weights, sampling)
     return grid.run(Results(), GridOptions())
+
+
+class FunctionMetric(SampleMean):
+    """The mean of a function of samples."""
+
+    higher_is_better = True
+    logarithmic = False
+
+    def __init__(self, function: Callable[[Tensor], Tensor], **kwargs: Any):
+        super().__init__(**kwargs)
+        self.function = function
+
+    def of(self, tokens: Tensor) -> Tensor:
+        if not len(tokens):
+            return torch.zeros(0)
+        values = torch.as_tensor(self.function(tokens))
+        if values.shape != tokens.shape[:1]:
+            raise SamplingError(
+                f"metric must return one number per sample, shape ({len(tokens)},), got shape "
+                f"{tuple(values.shape)}."
+            )
+        return values
+
+
+class FunctionTask(Task):
+    """The task of a model whose samples are measured with a function; it has no data."""
+
+    alone = "there is no real data to compare with, only a metric"
+
+    def __init__(self, model: Model, metric: Callable[[Tensor], Tensor]):
+        name = getattr(metric, "__name__", "")
+        self.num_tokens = model.process.num_tokens
+        self.shape = model.shape
+        self.conditions = model.conditions
+        self.channels = model.channels
+        self.primary_metric = name if name.isidentifier() else "metric"
+        self.metric = metric
+
+    def setup(self, stage: str | None = None) -> None:
+        raise SamplingError("This model needs a condition. Pass condition, what all samples are asked to be.")
+
+    def sample_metrics(self) -> MetricCollection:
+        return MetricCollection({self.primary_metric: FunctionMetric(self.metric)}, compute_groups=False)
+
+    def show(self, tokens: Tensor, condition: Tensor | None = None) -> list[str]:
+        return [" ".join(map(str, row)) for row in tokens.tolist()]
 
 
 class SamplerGrid:
@@ -830,7 +897,7 @@ def check(
     if not asked:
         raise SamplingError("nfes holds no budget; name one, such as 32")
     budgets = sorted({whole(nfe, "nfe") for nfe in asked})
-    sampling.refuse_unfit(model)
+    sampling.check_model(model)
     for nfe, (name, sampler) in product(budgets, samplers.items()):
         try:
             sampler.plan(model.process, model.length, nfe)
