@@ -214,7 +214,7 @@ def test_rdkit_is_asked_once_for_a_batch(task, monkeypatch):
 def test_what_is_shown_of_samples(task):
     tokens = rows(task, "OCC", BROKEN, "")
     assert task.show(tokens) == ["[1] OCC", "[2] c1ccc(  ✗", "[3]   ✗"]
-    pictures = task.pictures(tokens)
+    pictures = task.draw(tokens)
     assert (pictures.dtype, pictures.shape) == (np.uint8, (3, 128, 160, 3))
     table = task.table(tokens)
     assert table["smiles"] == [ETHANOL, BROKEN, ""]

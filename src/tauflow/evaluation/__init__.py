@@ -1,14 +1,10 @@
-"""How good samples are: measure one cell, run a grid of them, keep the results, show them.
+"""How good samples are: measure a grid of samplers and budgets, keep the results, and show them.
 
-evaluate    every sampler at every budget on one trained model
-measure     one cell: samples of one sampler at one budget, by the task's metrics
-likelihood  how likely real data is to the sampler, in the same cell
-reference   real data, measured like samples
-grid        the one resumable loop over cells
-store       Results: factors, metrics, measured values; kinds checks what a file of them holds
-folder      a folder of results: continued, and written by one process at a time
-views       which factors make a panel, a row and the axis
-hooks       what a task may tell of its samples besides how to show them: drawings, a table
-tables, figures, styles, pictures, distributions, tensorboard    what people look at
-callback    SamplerEvaluation, all of it during training
+evaluate      every sampler at every budget on one model, cell by cell
+results       Results: the numbers, their files, and a data frame of them
+tables        results as Markdown and CSV, and in the terminal
+figures       quality against NFE, properties of samples, and the files of a finished evaluation
+images        samples for people, as text and as images
+tensorboard   results in TensorBoard
+callback      SamplerEvaluation: all of it during training
 """

@@ -1,7 +1,8 @@
-"""How lines look: a sampler has one colour and marker in all figures, and no two lines of one are alike.
+"""Figures: quality against NFE, how a sample evolves, properties of samples; and the files of an evaluation.
 
-A new sampler gets an entry of its own in STYLES, so nothing is recoloured. A variant such as
-tr_cie(grid=tau) has the colour of its sampler, with a dashed line and a marker of its own.
+A sampler has one color and marker in all figures, and no two lines of a figure look the same. A variant such
+as tr_cie(grid=tau) has the color of its sampler, with a dashed line and its own marker. A new sampler gets an
+entry in STYLES, so no other one changes its color. Nothing here uses pyplot's globals.
 """
 
 import hashlib
@@ -29,7 +30,7 @@ from tauflow.evaluation.results import (
     Measured,
     Results,
     SampleTable,
-    Tabled,
+    TabulatesSamples,
     make_table,
 )
 from tauflow.evaluation.tables import COLUMNS, Frame, View, direction, to_csv, to_markdown
@@ -84,7 +85,7 @@ STYLES: dict[str, tuple[str, str]] = {
     "best_learned": ("#cc3300", "P"),
     "independent": ("#0000cc", "*"),
 }
-"""Colour and marker of each sampler."""
+"""Color and marker of each sampler."""
 
 OTHERS = [
     *("#1f77b4", "#ff7f0e", "#2ca02c", "#e377c2", "#8c564b", "#17becf", "#bcbd22", "#9edae5"),
@@ -95,7 +96,7 @@ LINES = ("--", ":", "-.")
 
 
 def styles(names: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Return colour, marker and line of each label of one figure, from the name of its sampler."""
+    """Return color, marker and line of each label of one figure, from the name of its sampler."""
     found: dict[str, dict[str, Any]] = {}
     taken: set[tuple[str, str, str]] = set()
     for label in sorted(names, key=lambda each: (each not in STYLES, each)):
@@ -113,20 +114,20 @@ def _looks(label: str, base: str) -> Iterator[tuple[str, str, str]]:
         yield (*STYLES[label], "-")
     number = hashlib.blake2b(label.encode(), digest_size=4).digest()[0]
     if base in STYLES:
-        colours = [STYLES[base][0]]
+        colors = [STYLES[base][0]]
         turn = number % len(LINES)
         lines: tuple[str, ...] = (*LINES[turn:], *LINES[:turn])  # variants differ by their line first
     else:
         shift = number % len(OTHERS)
-        colours = OTHERS[shift:] + OTHERS[:shift]
+        colors = OTHERS[shift:] + OTHERS[:shift]
         lines = ("-", *LINES)
     for step in range(len(MARKERS)):
         for line in lines:
-            for colour in colours:
-                yield colour, MARKERS[(number // 16 + step) % len(MARKERS)], line
+            for color in colors:
+                yield color, MARKERS[(number // 16 + step) % len(MARKERS)], line
 
 
-# Figures: quality against NFE, panels of a study, how a sample comes to be; without pyplot's globals.
+# Quality against NFE, and how a sample evolves
 
 
 def quality_figure(frame: Frame, metric: str, panel: str = "") -> Figure:
@@ -231,18 +232,18 @@ def _scale_x(axes: "Axes", xs: Sequence[float], name: str) -> None:
 
 
 def evolution(states: Tensor, num_tokens: int, title: str) -> Figure:
-    """Draw one sample from x_0 (top) to the end (bottom): colour is token, grey a mask, a dot a change."""
+    """Draw one sample from x_0 (top) to the end (bottom): color is token, gray a mask, a dot a change."""
     tokens = states.numpy()  # (N, D)
     steps, length = tokens.shape
     size = (max(6.0, min(14.0, length * 0.06)), max(2.0, min(8.0, 1.2 + steps * 0.16)))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     rainbow = colormaps["viridis"](np.linspace(0, 1, max(2, num_tokens)))[:num_tokens]
-    colours = ListedColormap(list(np.vstack([rainbow, [[0.85, 0.85, 0.85, 1.0]]])))  # the mask is state V
+    colors = ListedColormap(list(np.vstack([rainbow, [[0.85, 0.85, 0.85, 1.0]]])))  # the mask is state V
     changed = np.zeros_like(tokens, dtype=bool)
     changed[1:] = tokens[1:] != tokens[:-1]
     for layer, alpha in ((tokens, 0.55), (np.ma.masked_where(~changed, tokens), 1.0)):
-        image = axes.imshow(layer, aspect="auto", interpolation="nearest", cmap=colours, alpha=alpha)
+        image = axes.imshow(layer, aspect="auto", interpolation="nearest", cmap=colors, alpha=alpha)
         image.set_clim(-0.5, num_tokens + 0.5)
     row, column = changed.nonzero()
     axes.scatter(column, row, s=max(1.0, min(9.0, 60 / steps)), c="black", marker="s", linewidths=0)
@@ -261,7 +262,7 @@ def _plain() -> ScalarFormatter:
     return formatter
 
 
-# What a task knows of each sample: as a table for other programs, and as laws against those of real data.
+# Properties of samples: as a table for other programs, and as distributions next to those of real data
 
 
 REAL_ITEMS = 1000  # validation items whose numbers stand for real data
@@ -332,7 +333,7 @@ def _has(cell: Cell, name: str) -> bool:
 
 def _real(task: Task) -> SampleTable:
     """Return the table of real validation items, where there are some."""
-    if task.alone or not isinstance(task, Tabled):
+    if task.alone or not isinstance(task, TabulatesSamples):
         return {}
     return make_table(task, *real_items(task, range(min(REAL_ITEMS, val_count(task)))))
 
@@ -345,7 +346,7 @@ def _edges(columns: list[np.ndarray]) -> np.ndarray:
     return np.histogram_bin_edges(together, BINS)
 
 
-# The files of a finished evaluation: results.json, .csv, .md, figures, and the samples.
+# The files of a finished evaluation
 
 
 FILES = (
@@ -353,7 +354,7 @@ FILES = (
     "tensorboard/**/events.out.tfevents.*",
 )
 """What sample.py writes to --out in addition to results.json."""
-MOST_ROWS = 24  # of samples.png, before it shows the largest budget alone
+MAX_ROWS = 24  # of samples.png, before it shows the largest budget alone
 
 
 def save_report(results: Results, folder: Path, task: Task, given: Known | None = None) -> list[str]:
@@ -376,19 +377,19 @@ def save_report(results: Results, folder: Path, task: Task, given: Known | None 
 
 
 def shows_more_than_text(task: Task) -> bool:
-    """Return whether a task has pictures of its samples, or a table."""
-    return shows_images(task) or isinstance(task, Tabled)
+    """Return whether a task has images of its samples, or a table."""
+    return shows_images(task) or isinstance(task, TabulatesSamples)
 
 
 def sample_files(results: Results, task: Task, given: Known | None = None) -> dict[str, bytes]:
     """Return what the task has to show of samples in addition to text, as files by name.
 
-    samples.png, and evolution.png of the cells measured just now, where there are pictures; samples.csv where
+    samples.png, and evolution.png of the cells measured just now, where there are images; samples.csv where
     the task has a table, and properties.png where that has numbers. `given` is what was to be completed. Of a
-    large grid the pictures are those of the largest budget.
+    large grid the images are those of the largest budget.
     """
     cells = [cell for cell in results.cells if cell.shown]
-    if len(cells) > MOST_ROWS:
+    if len(cells) > MAX_ROWS:
         largest = max(cell.factors["nfe"] for cell in cells)
         cells = [cell for cell in cells if cell.factors["nfe"] == largest]
     drawn = {"samples.png": samples_figure(cells, task, given), "evolution.png": film_figure(cells, task)}

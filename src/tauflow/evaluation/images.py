@@ -1,4 +1,9 @@
-"""Mosaics: pictures beside each other with names, enlarged without smoothing."""
+"""Samples for people: texts or images, in the terminal, in files, and for TensorBoard.
+
+A task's `show` returns a list of texts, or images as an array uint8 (B, H, W, 3). A task of texts may also
+draw images (`results.DrawsSamples`). Figures are mosaics: blocks of strips of images with names, enlarged
+without smoothing.
+"""
 
 import dataclasses
 import math
@@ -14,43 +19,53 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from torch import Tensor
 
-from tauflow.evaluation.results import Cell, Drawn, Results
+from tauflow.evaluation.results import Cell, DrawsSamples, Results
 from tauflow.evaluation.tables import View, cell_name, number_text
 from tauflow.tasks import Task
 
-TILE = 72  # pixels that the longer side of a picture has at least
-GAP = 4  # between pictures
+TILE = 72  # pixels that the longer side of an image has at least
+GAP = 4  # between images
 MARGIN = 12  # around everything, and between blocks
 LINE = 18  # of text
 DPI = 100
 TITLE, LABEL, CAPTION = 11.0, 9.0, 8.0  # sizes of text in points
 CAPTION_LINE = 13  # pixels of a line of a caption that has several
-MOST_LINES = 3  # of a caption
+MAX_LINES = 3  # of a caption
+Samples = list[str] | np.ndarray
+Known = tuple[Tensor, Tensor]  # tokens (D,), and true (D,) where they are known
+ACROSS = 10  # images of a row
+BESIDE = 16  # images of a row of blocks next to each other
+FRAMES = 12  # of a film strip
+AS_TEXT = 4  # images of a cell that samples.txt shows in characters
+IN_TERMINAL = 32  # pixels of the longer side of an image in characters; larger ones are reduced
+
+
+# Mosaics
 
 
 @dataclass(frozen=True)
 class Strip:
-    """A line of pictures.
+    """A line of images.
 
     Args:
-        pictures: uint8 (B, H, W, 3).
+        images: uint8 (B, H, W, 3).
         label: stands at its left.
-        captions: one above each picture.
+        captions: one above each image.
     """
 
-    pictures: np.ndarray
+    images: np.ndarray
     label: str = ""
     captions: Sequence[str] = ()
 
     @property
     def scale(self) -> int:
-        """Return the whole number by which small pictures are enlarged."""
-        return max(1, -(-TILE // max(self.pictures.shape[1:3])))
+        """Return the whole number by which small images are enlarged."""
+        return max(1, -(-TILE // max(self.images.shape[1:3])))
 
     @property
     def size(self) -> tuple[int, int]:
-        """Return the height and width of an enlarged picture."""
-        height, width = self.pictures.shape[1:3]
+        """Return the height and width of an enlarged image."""
+        height, width = self.images.shape[1:3]
         return self.scale * height, self.scale * width
 
     @cached_property
@@ -60,7 +75,7 @@ class Strip:
 
     @property
     def above(self) -> int:
-        """Return the pixels that captions take above the pictures."""
+        """Return the pixels that captions take above the images."""
         return LINE + CAPTION_LINE * (max(map(len, self.lines)) - 1) if self.captions else 0
 
 
@@ -78,7 +93,7 @@ def mosaic(blocks: Sequence[ImageBlock], across: int = 1) -> Figure:
     labels = max(text_width(strip.label, LABEL) for strip in strips)
     labels += 2 * GAP if labels else 0
     titles = max(text_width(block.title, TITLE) for block in blocks)
-    widest = max(len(strip.pictures) * (strip.size[1] + GAP) - GAP for strip in strips)
+    widest = max(len(strip.images) * (strip.size[1] + GAP) - GAP for strip in strips)
     column = max(widest, titles - (labels if across == 1 else 0)) + MARGIN
     lines = [blocks[number : number + across] for number in range(0, len(blocks), across)]
     heights = [max(_height(block) for block in line) + MARGIN for line in lines]
@@ -115,11 +130,11 @@ def shortened(text: str, points: float, width: int) -> str:
 
 
 def wrapped(text: str, points: float, width: int) -> list[str]:
-    """Return a text in lines of at most `width` pixels, MOST_LINES at most; what is longer is cut off."""
+    """Return a text in lines of at most `width` pixels, MAX_LINES at most; what is longer is cut off."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
-        if not lines[-1] or len(lines) == MOST_LINES or text_width(longer, points) <= width:
+        if not lines[-1] or len(lines) == MAX_LINES or text_width(longer, points) <= width:
             lines[-1] = longer
         else:
             lines.append(word)
@@ -134,16 +149,16 @@ class Canvas:
         self.texts: list[tuple[float, float, str, dict[str, object]]] = []
 
     def draw(self, block: ImageBlock, x: int, y: int, labels: int) -> None:
-        """Draw a block whose pictures begin at (x, y), with labels in so many pixels left of them."""
+        """Draw a block whose images begin at (x, y), with labels in so many pixels left of them."""
         if block.title:
             self._write(x - labels, y, block.title, fontsize=TITLE)
             y += LINE + GAP
         for strip in block.strips:
             y += strip.above
             height, width = strip.size
-            for number, picture in enumerate(strip.pictures):
+            for number, image in enumerate(strip.images):
                 left = x + number * (width + GAP)
-                tile = picture.repeat(strip.scale, 0).repeat(strip.scale, 1)
+                tile = image.repeat(strip.scale, 0).repeat(strip.scale, 1)
                 self.pixels[y : y + height, left : left + width] = tile
                 for line, text in enumerate(reversed(strip.lines[number]) if strip.captions else ()):
                     top = y - LINE - line * CAPTION_LINE
@@ -167,19 +182,7 @@ class Canvas:
         return figure
 
 
-# Samples for people: texts or pictures, in the terminal, in files, and for TensorBoard.
-#
-# What a task's `show` returns is a list of texts, or pictures as an array uint8 (B, H, W, 3). A task of texts
-# may have pictures too (`hooks.Drawn`).
-
-
-Samples = list[str] | np.ndarray
-Known = tuple[Tensor, Tensor]  # tokens (D,), and true (D,) where they are known
-ACROSS = 10  # pictures of a row
-BESIDE = 16  # of rows of blocks that stand beside each other
-FRAMES = 12  # of a film strip
-AS_TEXT = 4  # pictures of a cell that samples.txt shows in characters
-IN_TERMINAL = 32  # pixels of the longer side of a picture in characters; larger ones are reduced
+# Texts, and images as characters
 
 
 def samples_of(cell: Cell, task: Task) -> Samples:
@@ -212,12 +215,12 @@ def summary_line(cell: Cell, results: Results) -> str:
 
 
 def samples_text(results: Results, task: Task) -> str:
-    """Return the kept samples of all cells as text; pictures as blocks of characters."""
+    """Return the kept samples of all cells as text; images as blocks of characters."""
     parts = []
     for cell in results.cells:
         shown = samples_of(cell, task)
         if isinstance(shown, np.ndarray):
-            texts = [_characters(picture) for picture in reduced(shown[:AS_TEXT])]
+            texts = [_characters(image) for image in reduced(shown[:AS_TEXT])]
             names = captions_of(cell, task)
             shown = [f"{name}\n{text}" for name, text in zip(names, texts, strict=False)] if names else texts
         if shown:
@@ -225,23 +228,23 @@ def samples_text(results: Results, task: Task) -> str:
     return "\n".join(parts)
 
 
-def reduced(pictures: np.ndarray) -> np.ndarray:
-    """Return pictures (B, H, W, 3) for a terminal: means over squares where they are large."""
-    step = -(-max(pictures.shape[1:3]) // IN_TERMINAL)
-    height, width = (max(1, size // step) for size in pictures.shape[1:3])
-    squares = pictures[:, : height * step, : width * step].reshape(-1, height, step, width, step, 3)
+def reduced(images: np.ndarray) -> np.ndarray:
+    """Return images (B, H, W, 3) for a terminal: means over squares where they are large."""
+    step = -(-max(images.shape[1:3]) // IN_TERMINAL)
+    height, width = (max(1, size // step) for size in images.shape[1:3])
+    squares = images[:, : height * step, : width * step].reshape(-1, height, step, width, step, 3)
     return squares.mean((2, 4)).round().astype(np.uint8)
 
 
-def _characters(picture: np.ndarray) -> str:
-    """Return a picture (H, W, 3) as characters by brightness, two for each pixel."""
+def _characters(image: np.ndarray) -> str:
+    """Return an image (H, W, 3) as characters by brightness, two for each pixel."""
     ramp = " .:-=+*#%@"
-    level = picture.mean(-1) / 256 * len(ramp)
+    level = image.mean(-1) / 256 * len(ramp)
     return "\n".join("".join(ramp[int(value)] * 2 for value in row) for row in level)
 
 
 def print_samples(cell: Cell, results: Results, task: Task) -> None:
-    """Print the kept samples of a cell; of pictures those that fit beside each other."""
+    """Print the kept samples of a cell; of images those that fit beside each other."""
     from rich.console import Console
     from rich.text import Text
 
@@ -252,20 +255,20 @@ def print_samples(cell: Cell, results: Results, task: Task) -> None:
         print("\n".join(["", "\n\n".join(shown), ""]))
         return
     shown = reduced(shown)
-    cells = shown.shape[2] * (1 if console.is_terminal else 2)  # of a line that a picture takes
+    cells = shown.shape[2] * (1 if console.is_terminal else 2)  # of a line that an image takes
     fit = max(1, (console.width + 1) // (cells + 1))
     captions = [textwrap.wrap(name, cells) for name in captions_of(cell, task)[:fit]]
     for line in zip_longest(*captions, fillvalue=""):
         text = " ".join(f"{words:{cells}}" for words in line)
         console.print(text.rstrip(), markup=False, highlight=False, soft_wrap=True)
     draw = _blocks if console.is_terminal else _characters
-    for line in zip(*(draw(picture).splitlines() for picture in shown[:fit]), strict=True):
+    for line in zip(*(draw(image).splitlines() for image in shown[:fit]), strict=True):
         console.print(Text.from_ansi(" ".join(line)), soft_wrap=True)
 
 
-def _blocks(picture: np.ndarray) -> str:
-    """Return a picture (H, W, 3) as half blocks in 24-bit colour: two rows of pixels in a line."""
-    even = np.pad(picture, ((0, len(picture) % 2), (0, 0), (0, 0)))
+def _blocks(image: np.ndarray) -> str:
+    """Return an image (H, W, 3) as half blocks in 24-bit color: two rows of pixels in a line."""
+    even = np.pad(image, ((0, len(image) % 2), (0, 0), (0, 0)))
     lines = []
     for upper, lower in zip(even[::2], even[1::2], strict=True):
         cells = [
@@ -276,22 +279,22 @@ def _blocks(picture: np.ndarray) -> str:
     return "\n".join(lines)
 
 
-# Figures of pictures
+# Figures of images
 
 
 def shows_images(task: Task) -> bool:
-    """Return whether the task has pictures of its samples."""
-    return isinstance(task, Drawn) or shows_only_images(task)
+    """Return whether the task has images of its samples."""
+    return isinstance(task, DrawsSamples) or shows_only_images(task)
 
 
 def shows_only_images(task: Task) -> bool:
-    """Return whether the task shows its samples as pictures, not as texts."""
+    """Return whether the task shows its samples as images, not as texts."""
     condition = torch.zeros(1, len(task.conditions), dtype=torch.long) if task.conditions else None
     return isinstance(task.show(torch.zeros(1, task.length, dtype=torch.long), condition), np.ndarray)
 
 
 def samples_figure(cells: Sequence[Cell], task: Task, given: Known | None = None) -> Figure | None:
-    """Draw the kept pictures of cells; None if there are none.
+    """Draw the kept images of cells; None if there are none.
 
     Cells of one sampler and budget are blocks, one for each weight of guidance, with a row for each class
     where several were asked for. Else each cell is a row, in a block for each budget. What was given to
@@ -306,7 +309,7 @@ def samples_figure(cells: Sequence[Cell], task: Task, given: Known | None = None
         first = [ImageBlock([_given(given, task)], "given")]
     if len({(cell.factors["sampler"], cell.factors["nfe"]) for cell in cells}) == 1:
         blocks = [ImageBlock(_rows(cell, task), name + _asked(cell, task)) for name, cell in found.items()]
-        most = max(len(strip.pictures) for block in blocks for strip in block.strips)
+        most = max(len(strip.images) for block in blocks for strip in block.strips)
         return mosaic([*first, *blocks], 1 if first else min(len(blocks), max(1, BESIDE // most)))
     for nfe in dict.fromkeys(cell.factors["nfe"] for cell in cells):
         strips = [_strip(cell, task) for cell in cells if cell.factors["nfe"] == nfe]
@@ -319,7 +322,7 @@ def _given(given: Known, task: Task) -> Strip:
     """Return what was given to complete: as it is known, and all of it."""
     tokens, known = given
     covered = torch.where(known, tokens, task.num_tokens)
-    return Strip(_pictures(torch.stack([covered, tokens]), task), captions=["known", "the picture"])
+    return Strip(_images(torch.stack([covered, tokens]), task), captions=["known", "the image"])
 
 
 def _asked(cell: Cell, task: Task) -> str:
@@ -329,31 +332,31 @@ def _asked(cell: Cell, task: Task) -> str:
 
 
 def _rows(cell: Cell, task: Task) -> list[Strip]:
-    """Return the pictures of a cell: a row for each class, or rows with captions if most are alone in one."""
+    """Return the images of a cell: a row for each class, or rows with captions if most are alone in one."""
     assert cell.shown is not None
-    pictures, names = _pictures(torch.tensor(cell.shown.tokens), task), captions_of(cell, task)
+    images, names = _images(torch.tensor(cell.shown.tokens), task), captions_of(cell, task)
     if cell.shown.condition is None or _asked(cell, task) or len(names) < 2 * len(set(names)):
         captions = [] if _asked(cell, task) else names
-        places = [slice(first, first + ACROSS) for first in range(0, len(pictures), ACROSS)]
-        return [Strip(pictures[place], captions=captions[place]) for place in places]
+        places = [slice(first, first + ACROSS) for first in range(0, len(images), ACROSS)]
+        return [Strip(images[place], captions=captions[place]) for place in places]
     rows: dict[str, list[int]] = {}
     for _, name, number in sorted(zip(cell.shown.condition, names, range(len(names)), strict=True)):
         rows.setdefault(name, []).append(number)
-    return [Strip(pictures[numbers[:ACROSS]], name) for name, numbers in rows.items()]
+    return [Strip(images[numbers[:ACROSS]], name) for name, numbers in rows.items()]
 
 
 def _strip(cell: Cell, task: Task) -> Strip:
-    """Return the first pictures of a cell as one row, which the sampler and the guidance name."""
+    """Return the first images of a cell as one row, which the sampler and the guidance name."""
     assert cell.shown is not None
-    pictures = _pictures(torch.tensor(cell.shown.tokens[:ACROSS]), task)
+    images = _images(torch.tensor(cell.shown.tokens[:ACROSS]), task)
     captions = [] if _asked(cell, task) else captions_of(cell, task)[:ACROSS]
-    return Strip(pictures, View().label(cell.factors, View().row), captions)
+    return Strip(images, View().label(cell.factors, View().row), captions)
 
 
-def _pictures(tokens: Tensor, task: Task) -> np.ndarray:
-    pictures = task.pictures(tokens) if isinstance(task, Drawn) else task.show(tokens, None)
-    assert isinstance(pictures, np.ndarray)
-    return pictures
+def _images(tokens: Tensor, task: Task) -> np.ndarray:
+    images = task.draw(tokens) if isinstance(task, DrawsSamples) else task.show(tokens, None)
+    assert isinstance(images, np.ndarray)
+    return images
 
 
 def film_figure(cells: Sequence[Cell], task: Task) -> Figure | None:
@@ -365,9 +368,9 @@ def film_figure(cells: Sequence[Cell], task: Task) -> Figure | None:
         states = cell.shown.states  # (N, D)
         last = len(states) - 1
         chosen = sorted({round(last * n / (FRAMES - 1)) for n in range(FRAMES)})
-        pictures = _pictures(states[chosen], task)
+        images = _images(states[chosen], task)
         asked = "".join(f", {caption}" for caption in captions_of(cell, task)[:1])
         words = {0: "start", last: "end"}
         captions = [words.get(number, f"step {number}") for number in chosen]
-        blocks.append(ImageBlock([Strip(pictures, captions=captions)], f"{cell_name(cell.factors)}{asked}"))
+        blocks.append(ImageBlock([Strip(images, captions=captions)], f"{cell_name(cell.factors)}{asked}"))
     return mosaic(blocks) if blocks else None

@@ -45,15 +45,15 @@ WRITTEN = ".written"  # lists the sample files that the last call wrote to a fol
 
 
 @runtime_checkable
-class Drawn(Protocol):
-    """A task that shows texts and has a picture of each."""
+class DrawsSamples(Protocol):
+    """A task that shows texts and has an image of each."""
 
-    def pictures(self, tokens: Tensor, condition: Tensor | None = None) -> np.ndarray:
-        """Return pictures uint8 (B, H, W, 3) of samples (B, D)."""
+    def draw(self, tokens: Tensor, condition: Tensor | None = None) -> np.ndarray:
+        """Return images uint8 (B, H, W, 3) of samples (B, D)."""
 
 
 @runtime_checkable
-class Tabled(Protocol):
+class TabulatesSamples(Protocol):
     """A task that knows more of a sample than its tokens."""
 
     def table(self, tokens: Tensor, condition: Tensor | None = None) -> SampleTable:
@@ -62,7 +62,7 @@ class Tabled(Protocol):
 
 def make_table(task: Any, tokens: Tensor, condition: Tensor | None = None) -> SampleTable:
     """Return what a task knows of samples (B, D) in columns; none where it has no table."""
-    return task.table(tokens.cpu(), condition) if isinstance(task, Tabled) else {}
+    return task.table(tokens.cpu(), condition) if isinstance(task, TabulatesSamples) else {}
 
 
 def join_tables(tables: Mapping[int, SampleTable]) -> SampleTable:

@@ -1,4 +1,8 @@
-"""Views: how results are laid out - which factors make a panel, a row and the axis."""
+"""Results as tables: Markdown, CSV, and in the terminal.
+
+A view says which factors make a panel, a row, and the x axis. Numbers are averaged over all other factors,
+such as seeds.
+"""
 
 import math
 import os
@@ -182,7 +186,7 @@ class Frame:
         return [row for row, value in values.items() if value == best]
 
 
-# Results as tables: Markdown, CSV, and in the terminal.
+# Text
 
 
 FILE_WIDTH = 200  # of tables that are printed to a file

@@ -56,13 +56,13 @@ def write_cells(writer: SummaryWriter, cells: list[Cell], results: Results, task
 
 
 def write_samples(writer: SummaryWriter, cell: Cell, results: Results, task: Task, step: int) -> None:
-    """Write the kept samples of a cell, as text, pictures or both, and how the first one came to be."""
+    """Write the kept samples of a cell, as text, images or both, and how the first one came to be."""
     nfe = cell.factors["nfe"]
-    pictures, film = samples_figure([cell], task), film_figure([cell], task)
+    images, film = samples_figure([cell], task), film_figure([cell], task)
     shown = samples_of(cell, task)
     texts = len(shown) > 0 and not shows_only_images(task)
-    if pictures is not None:  # a tag is of texts or of pictures
-        writer.add_figure(f"{'drawings' if texts else 'samples'}/nfe_{nfe}", pictures, step)
+    if images is not None:  # a tag is of texts or of images
+        writer.add_figure(f"{'drawings' if texts else 'samples'}/nfe_{nfe}", images, step)
     if texts:
         text = "\n\n".join([summary_line(cell, results), *shown])
         writer.add_text(f"samples/nfe_{nfe}", "\n".join(f"    {line}" for line in text.splitlines()), step)

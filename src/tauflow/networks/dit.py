@@ -20,7 +20,7 @@ from tauflow.networks.network import Network
 from tauflow.networks.transformer import Rotate, rotation_tables
 
 TimeName = Literal["sigma", "t"]
-LARGEST = {"width": 2**16, "blocks": 1024, "heads": 1024, "time_width": 2**16, "num_states": 2**24 + 1}
+MAX_SIZES = {"width": 2**16, "blocks": 1024, "heads": 1024, "time_width": 2**16, "num_states": 2**24 + 1}
 """Sizes beyond any network that has been trained: larger ones are mistakes."""
 FREQUENCIES = 128  # of the time
 LONGEST = 10_000.0  # wavelength of time and positions, over 2 pi
@@ -50,9 +50,9 @@ class DiTSizes:
     apart: bool = False
 
     def __post_init__(self) -> None:
-        sizes = {name: getattr(self, name) for name in LARGEST}
-        if not all(type(size) is int and 1 <= size <= LARGEST[name] for name, size in sizes.items()):
-            raise SettingsError(f"sizes of a DiT are at least 1 and at most {LARGEST}, got {sizes}")
+        sizes = {name: getattr(self, name) for name in MAX_SIZES}
+        if not all(type(size) is int and 1 <= size <= MAX_SIZES[name] for name, size in sizes.items()):
+            raise SettingsError(f"sizes of a DiT are at least 1 and at most {MAX_SIZES}, got {sizes}")
         if self.width % (2 * self.heads):
             raise SettingsError(f"width {self.width} is no multiple of 2 * heads = {2 * self.heads}")
         if not self.num_tokens <= self.num_states <= self.num_tokens + 1:
@@ -96,7 +96,7 @@ class DiT(Network):
         for block in self.blocks:
             h = block(h, time, tables, attended)
         shift, scale = self.modulation(time)[:, None].chunk(2, dim=-1)  # (B, 1, W) each
-        return modulated(self.norm(h), shift, scale)
+        return modulate(self.norm(h), shift, scale)
 
     def head(self, rows: Tensor) -> Tensor:
         own = slice(self.sizes.num_tokens)  # a mask has the last row of the output, and no mass
@@ -131,17 +131,17 @@ class DiTBlock(nn.Module):
     ) -> Tensor:
         batch, length, width = h.shape
         told = self.modulation(time)[:, None].chunk(6, dim=-1)  # shift, scale and gate of both branches
-        rows = modulated(self.attention_norm(h), told[0], told[1])
+        rows = modulate(self.attention_norm(h), told[0], told[1])
         qkv = torch.cat([part(rows) for part in self.attention_in], -1).view(batch, length, 3, self.heads, -1)
         q, k, v = (part.transpose(1, 2) for part in Rotate.apply(qkv, *tables).unbind(2))  # (B, H, D, K)
         values = F.scaled_dot_product_attention(q, k, v, attn_mask=attended)
         h = torch.addcmul(
             h, told[2], self.attention_out(values.transpose(1, 2).reshape(batch, length, width))
         )
-        rows = modulated(self.mlp_norm(h), told[3], told[4])
+        rows = modulate(self.mlp_norm(h), told[3], told[4])
         return torch.addcmul(h, told[5], self.mlp_out(F.gelu(self.mlp_in(rows), approximate="tanh")))
 
 
-def modulated(rows: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+def modulate(rows: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """Return rows (B, D, W) with the shift and scale (B, 1, W) of their sample."""
     return torch.addcmul(shift, rows, 1 + scale)

@@ -18,7 +18,7 @@ from tauflow.networks.network import ConditionFeatures, Network, NetworkConfig, 
 
 NEWER = ("condition", "rotary_base", "output_scale", "places")  # settings that earlier versions did not have
 ConditionName = Literal["added", "tokens"]
-LARGEST = {"width": 2**16, "blocks": 256, "heads": 1024, "mlp_ratio": 64, "time_width": 2**16}
+MAX_SIZES = {"width": 2**16, "blocks": 256, "heads": 1024, "mlp_ratio": 64, "time_width": 2**16}
 """Sizes beyond any network that has been trained: larger ones are mistakes."""
 
 
@@ -38,7 +38,7 @@ class TransformerConfig(NetworkConfig):
         condition: how a condition enters: added to every state (a class), or as tokens that the states attend
             to (the words of a caption).
         output_scale: standard deviation of the output's weights at the beginning. With 0 the first loss is
-            ln V exactly; with a small one, tokens that are made of parts (a shape and a colour) are sooner
+            ln V exactly; with a small one, tokens that are made of parts (a shape and a color) are sooner
             told apart from other combinations of the same parts.
         rotary_base: the longest wavelength of the rotary positions, over 2 pi; a small one suits a small
             grid.
@@ -61,9 +61,9 @@ class TransformerConfig(NetworkConfig):
     places: bool = False
 
     def __post_init__(self) -> None:
-        sizes = {name: getattr(self, name) for name in LARGEST}
-        if not all(1 <= size <= LARGEST[name] for name, size in sizes.items()):
-            raise SettingsError(f"network sizes must be at least 1 and at most {LARGEST}, got {sizes}")
+        sizes = {name: getattr(self, name) for name in MAX_SIZES}
+        if not all(1 <= size <= MAX_SIZES[name] for name, size in sizes.items()):
+            raise SettingsError(f"network sizes must be at least 1 and at most {MAX_SIZES}, got {sizes}")
         if self.width % (2 * self.heads):
             raise SettingsError(
                 f"width {self.width} must be a multiple of 2 * heads = {2 * self.heads}, so that each head "
@@ -113,13 +113,13 @@ class Transformer(Network):
         self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.blocks))
         self.norm = Norm(config)
         self.output = nn.Linear(config.width, num_tokens)
-        self._initialise()
+        self._initialize()
         if conditions:  # made last: without conditions nothing else is drawn
             kind = ConditionTokens if config.condition == "tokens" else ConditionFeatures
             self.condition = kind(self.conditions, config.width)
         self.places = Places(axes or (1,), config.width) if config.places else None
 
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=1 / math.sqrt(module.in_features))

@@ -1,6 +1,6 @@
-"""A U-Net denoiser for pictures.
+"""A U-Net denoiser for images, with a head for ordered tokens.
 
-Shapes: B batch, D = H * P * C coordinates of a picture with H rows of P pixels with C channels (the channel
+Shapes: B batch, D = H * P * C coordinates of an image with H rows of P pixels with C channels (the channel
 fastest), S states, V data tokens, W width of a hidden row, F channels of a feature map, E features of time
 and condition, K columns of a condition.
 """
@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from tauflow.errors import SettingsError
 from tauflow.networks.network import ConditionFeatures, Network, NetworkConfig, TimeFeatures
 
-GROUPS = 8  # of channels that are normalised together
+GROUPS = 8  # of channels that are normalized together
 EMBEDDED = 16  # features of an embedded token
-LARGEST = {"width": 2**14, "blocks": 64, "mixtures": 1024}
+MAX_SIZES = {"width": 2**14, "blocks": 64, "mixtures": 1024}
 """Sizes beyond any network that has been trained: larger ones are mistakes."""
 BOXES = (3, 7, 15)  # pixels on a side of the boxes of anchors
 CHUNK = 128  # rows at once on a CPU: more run out of its cache
 GPU_CHUNK = 2**13  # rows at once elsewhere: fewer leave a GPU idle, more take gigabytes
-LEAST = torch.finfo(torch.float32).tiny  # of the probabilities in logits; 87 nats
+MIN_PROBABILITY = torch.finfo(torch.float32).tiny  # of the probabilities in logits; 87 nats
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class UNetConfig(NetworkConfig):
         multipliers: channels over the width at each resolution; each is half of the one before.
         blocks: residual blocks at each resolution, on the way down and on the way up.
         attention: self-attention after each residual block at the lowest resolution.
-        input: how a token enters: as its value (ordered tokens, such as grey levels) or by an embedding
-            (tokens without an order, such as colours of a palette).
-        head: linear, or logistic: a mixture of discretised logistics, for ordered tokens.
+        input: how a token enters: as its value (ordered tokens, such as gray levels) or by an embedding
+            (tokens without an order, such as colors of a palette).
+        head: linear, or logistic: a mixture of discretized logistics, for ordered tokens.
         mixtures: logistics of the mixture.
         anchors: let the logistics start from blurs of the values that are known around a coordinate; for a
             masked source.
@@ -58,9 +58,9 @@ class UNetConfig(NetworkConfig):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "multipliers", tuple(self.multipliers))
-        sizes = {name: getattr(self, name) for name in LARGEST}
-        if not all(1 <= size <= LARGEST[name] for name, size in sizes.items()):
-            raise SettingsError(f"sizes of a U-Net must be at least 1 and at most {LARGEST}, got {sizes}")
+        sizes = {name: getattr(self, name) for name in MAX_SIZES}
+        if not all(1 <= size <= MAX_SIZES[name] for name, size in sizes.items()):
+            raise SettingsError(f"sizes of a U-Net must be at least 1 and at most {MAX_SIZES}, got {sizes}")
         if not 1 <= len(self.multipliers) <= 10 or not all(1 <= each <= 64 for each in self.multipliers):
             raise SettingsError(
                 f"a U-Net needs 1 to 10 multipliers from 1 to 64, got {str(self.multipliers)[:100]}"
@@ -94,7 +94,7 @@ class UNet(Network):
     ):
         super().__init__()
         if len(shape) not in (2, 3):
-            raise SettingsError(f"a U-Net is for pictures of shape (H, W) or (H, W, C), not {tuple(shape)}")
+            raise SettingsError(f"a U-Net is for images of shape (H, W) or (H, W, C), not {tuple(shape)}")
         self.config = config
         self.shape = (*shape, 1)[:3]
         self.conditions = tuple(conditions)
@@ -316,7 +316,7 @@ class LogisticHead(nn.Module):
     weighted mean. The loss needs the bin of the token alone.
     """
 
-    centres: Tensor  # (M,)
+    centers: Tensor  # (M,)
 
     def __init__(self, width: int, num_tokens: int, mixtures: int, anchors: int = 0):
         super().__init__()
@@ -330,11 +330,11 @@ class LogisticHead(nn.Module):
         nn.init.normal_(self.output.weight, std=0.1 / math.sqrt(width))
         nn.init.zeros_(self.output.bias)
         spread = torch.linspace(-1, 1, mixtures + 2)[1:-1] * (0.25 if anchors else 1.0)
-        self.register_buffer("centres", spread, persistent=False)
+        self.register_buffer("centers", spread, persistent=False)
         self.start = math.log(0.15 if anchors else 0.3)  # of the scale
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return log-probabilities (..., V) of rows (..., W + A), none of them below ln LEAST."""
+        """Return log-probabilities (..., V) of rows (..., W + A), none of them below ln MIN_PROBABILITY."""
         chunk = CHUNK if rows.device.type == "cpu" else GPU_CHUNK
         logits = [self._logits(part) for part in rows.flatten(0, -2).split(chunk)]
         return torch.cat(logits).unflatten(0, rows.shape[:-1])
@@ -355,7 +355,7 @@ class LogisticHead(nn.Module):
         """Return log-weights, means and log-scales (R, M) of rows (R, W + A), in float32."""
         width = rows.shape[-1] - self.anchors
         numbers = self.output(rows[..., :width]).float().unflatten(-1, (3 + self.anchors, self.mixtures))
-        mean = numbers[..., 1, :] + self.centres
+        mean = numbers[..., 1, :] + self.centers
         if self.anchors:
             share = numbers[..., 3:, :].softmax(-2)  # (R, A, M)
             mean = mean + (share * rows[..., width:, None].float()).sum(-2)
@@ -371,7 +371,7 @@ class LogisticHead(nn.Module):
         width = _width(2 * self.margin, log_scale)[..., None]
         inner = weight * width * (below[..., 1:] * above[..., :-1])
         parts = (weight * below[..., :1], inner, weight * above[..., -1:])
-        return torch.cat([part.sum(-2) for part in parts], dim=-1).clamp(min=LEAST).log()
+        return torch.cat([part.sum(-2) for part in parts], dim=-1).clamp(min=MIN_PROBABILITY).log()
 
 
 def _width(width: float, log_scale: Tensor) -> Tensor:

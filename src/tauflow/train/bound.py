@@ -29,7 +29,7 @@ def cross_entropy(logits: Tensor, x_1: Tensor) -> Tensor:
 def stratified_mean(values: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean and its standard error for values (N,) taken at spread points `at` (N,).
 
-    Neighbouring points share a stratum in all but name, so half the mean squared difference of neighbours is
+    Neighboring points share a stratum in all but name, so half the mean squared difference of neighbors is
     the variance within strata: the spread between strata, which stratification removed from the error, is not
     counted.
     """

@@ -251,7 +251,7 @@ class Molecules(Sequences):
         found = self._molecules.canonical(tokens)
         return [text if smiles else f"{text}  ✗" for text, smiles in zip(shown, found, strict=True)]
 
-    def pictures(self, tokens: Tensor, condition: Tensor | None = None) -> np.ndarray:
+    def draw(self, tokens: Tensor, condition: Tensor | None = None) -> np.ndarray:
         """Return drawings uint8 (B, H, W, 3) of samples; invalid ones are crossed out."""
         return draw(self.texts(tokens), SIZE)
 
