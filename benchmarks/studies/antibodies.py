@@ -24,7 +24,7 @@ from tauflow.evaluation.evaluate import Sampling
 from tauflow.evaluation.results import REAL, Cell, Factors, Results
 from tauflow.evaluation.tables import Frame, View, number_text
 from tauflow.recipes.antibodies import ANTIBERTY, SAPIENS, HeavyChains
-from tauflow.recipes.folders import folder_of, weight_files
+from tauflow.recipes.folders import find_folder, find_weight_files
 from tauflow.recipes.loading import pretrained
 from tauflow.samplers import sampler_from
 from tauflow.tasks.metrics import SampleMean
@@ -198,10 +198,10 @@ class Antibodies(OnModels):
         asked = self.settings.checkpoints or (ANTIBERTY.name,)
         if len(asked) > 1:
             raise SettingsError(f"the study {self.name} is of one model; give --ckpt one name")
-        return folder_of(asked[0], [ANTIBERTY])
+        return find_folder(asked[0], [ANTIBERTY])
 
     def paths(self) -> list[str | Path]:
-        return list(weight_files(self.folder, ANTIBERTY.pickles))
+        return list(find_weight_files(self.folder, ANTIBERTY.pickles))
 
     @cached_property
     def loaded(self) -> list[Trained]:

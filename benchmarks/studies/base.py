@@ -21,7 +21,7 @@ from tauflow.evaluation.evaluate import GridOptions, run_grid, task_of
 from tauflow.evaluation.results import Cell, Factors, Measured, Record, Results, Scale, open_results
 from tauflow.evaluation.tables import View
 from tauflow.recipes import pretrained
-from tauflow.recipes.folders import digest_of
+from tauflow.recipes.folders import digest_folder
 from tauflow.tasks.task import find_hook
 from tauflow.train import SHIPPED, Trained, load
 
@@ -149,7 +149,7 @@ def _loaded(path: str | Path, data: Mapping[str, Any]) -> Trained:
 
 def _digest(path: str | Path) -> str:
     try:
-        return digest_of(Path(path)) if Path(path).is_dir() else files.digest(path)
+        return digest_folder(Path(path)) if Path(path).is_dir() else files.digest(path)
     except OSError as error:
         raise TauflowError(f"cannot read {path} ({error.strerror or error}); name another --ckpt") from None
 

@@ -32,7 +32,7 @@ from benchmarks.studies.command import main
 from tauflow.errors import CheckpointError, SettingsError
 from tauflow.evaluation.results import Results
 from tauflow.recipes.antibodies import PairwiseIdentity, Sapiens, ValidFramework, antiberty_folder
-from tauflow.recipes.folders import folder_of
+from tauflow.recipes.folders import find_folder
 from tauflow.recipes.loading import RECIPES
 from tauflow.samplers import Prompt
 
@@ -125,8 +125,8 @@ def test_chains_too_long_for_sapiens_and_other_judges_raise_an_error(antibody_pa
 
 
 def test_a_package_is_named_in_any_case_and_other_names_get_the_list(antibody_packages):
-    assert folder_of("AntiBERTy", RECIPES) == antiberty_folder()
-    with pytest.raises(CheckpointError, match=r"no folder antibertyy.*recipes: .*inside packages: antiberty"):
+    assert find_folder("AntiBERTy", RECIPES) == antiberty_folder()
+    with pytest.raises(CheckpointError, match=r"not found: antibertyy.*Recipes: .*in packages: antiberty"):
         tauflow.pretrained("antibertyy")
 
 

@@ -186,7 +186,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path):
         ("duo", {"causal": True}, "autoregressive"),
         ("sedd", {"graph": {"type": "uniform"}}, "uniform noise on a loglinear schedule"),
         ("mdlm", {"model_type": None}, "says no model_type, and is not that of SEDD"),
-        ("sedd", {"model": {}}, "does not describe a sedd model: KeyError"),
+        ("sedd", {"model": {}}, "doesn't describe a sedd model: KeyError"),
         ("fm_masked", {"flow": {**FLOW, "scheduler_type": "cosine"}}, "cosine"),
         ("fm_masked", {"flow": {**FLOW, "exponent": -1}}, "exponent"),
     ],
@@ -273,7 +273,7 @@ def test_what_is_no_run_is_refused(tmp_path):
     torch.save({"model": [1]}, run / "checkpoints" / "checkpoint.pth")
     with pytest.raises(CheckpointError, match="no weights by their names as its model"):
         from_run(run, tmp_path / "made")
-    with pytest.raises(CheckpointError, match="is there already"):
+    with pytest.raises(CheckpointError, match="exists already"):
         from_run(run, run)
     (run / "checkpoints" / "checkpoint.pth").unlink()
     with pytest.raises(CheckpointError, match="not found"):

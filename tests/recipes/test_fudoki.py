@@ -434,9 +434,9 @@ def test_the_command_converts_and_says_where(released, tmp_path, capsys):
     main(["convert", str(released), str(tmp_path / "new" / "out")])
     assert "written to" in capsys.readouterr().out
     for source, out, said in (
-        (released, tmp_path / "new" / "out", "is there already"),
+        (released, tmp_path / "new" / "out", "exists already"),
         (tmp_path / "new" / "out", tmp_path / "other", "needs no conversion"),
-        (tmp_path / "nowhere", tmp_path / "other", "there is no folder"),
+        (tmp_path / "nowhere", tmp_path / "other", "Folder not found"),
     ):
         with pytest.raises(SystemExit, match=said):
             main(["convert", str(source), str(out)])
@@ -449,7 +449,7 @@ def test_a_failed_conversion_leaves_nothing(copied, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(TauflowError, match=r"cannot write .*No space left"):
+    with pytest.raises(TauflowError, match=r"Can't write .*No space left"):
         convert(copied, tmp_path / "out")
     assert os.listdir(tmp_path) == ["copied"]
 
@@ -481,7 +481,7 @@ def test_a_recipe_of_the_user(released, tmp_path):
     folder = shutil.copytree(released, tmp_path / "own")
     config = fudoki.CONFIG | {"model_type": "mine"}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="type mine, for which there is no recipe; recipes: fudoki"):
+    with pytest.raises(CheckpointError, match=r"type mine, which no recipe loads\. Recipes: fudoki"):
         pretrained(folder)
     own = dataclasses.replace(RECIPES[1], name="mine", model_type="mine")
     assert pretrained(folder, rates="mixture", recipes=[own]).task.shape == (4, 4)
@@ -589,7 +589,7 @@ FAULTS = {
     ),
     "a part of the config": (
         lambda folder: changed_config(folder, gen_head_config={}),
-        "does not describe a fudoki as released model: KeyError 'params'",
+        "doesn't describe a fudoki as released model: KeyError 'params'",
     ),
     "sizes that mean nothing": (
         lambda folder: changed_config(folder, **language(num_attention_heads=5)),
@@ -615,7 +615,7 @@ FAULTS = {
     ),
     "a weight twice": (
         lambda folder: save_file({"gen_embed.weight": torch.zeros(32, 8)}, folder / "more.safetensors"),
-        "holds generation_embeddings.weight twice",
+        "has generation_embeddings.weight twice",
     ),
     "no weights": (
         lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
@@ -688,13 +688,13 @@ def test_options_that_are_refused(released, options, said):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("nowhere", "there is no folder nowhere"),
+        ("nowhere", "Folder not found: nowhere"),
         (
             "google/gemma",
-            "no recipe for a model of that name; recipes: fudoki .*how to write a recipe",
+            "no recipe loads a hub model of that name. Recipes: fudoki .*to write a recipe",
         ),
-        (__file__, "is a file; name the folder"),
-        ("", "name a folder, or a model of the hub: owner/model; got ''"),
+        (__file__, "must be a folder, got the file"),
+        ("", "must be a folder or a hub name such as owner/model, got ''"),
     ],
 )
 def test_names_that_are_refused(name, said, tmp_path, monkeypatch):

@@ -374,7 +374,9 @@ def test_files_of_the_first_years(tmp_path):
         torch.testing.assert_close(found, model(input_ids=ids).logits[:, 1:-1, 5:], atol=1e-5, rtol=1e-4)
     old["cls.predictions.decoder.weight"][0] += 1
     torch.save(old, tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"decoder.weight in .* differs from .*word_embeddings.weight"):
+    with pytest.raises(
+        CheckpointError, match=r"decoder.weight and .*word_embeddings.weight in .* must be equal"
+    ):
         pretrained(tmp_path)
 
 
@@ -491,7 +493,7 @@ def test_names_of_the_hub(folders, monkeypatch):
         assert pretrained(name, length=4).model.length == 4
     assert asked == names
     with pytest.raises(
-        CheckpointError, match=r"recipes: .*llada \(model_type llada\).*GSAI-ML/LLaDA-8B-\*.*how to"
+        CheckpointError, match=r"Recipes: .*llada \(model_type llada\).*GSAI-ML/LLaDA-8B-\*.*to write"
     ):
         pretrained("someone/gpt5")
 
@@ -511,7 +513,7 @@ def test_names_of_the_hub(folders, monkeypatch):
 def test_which_names_of_the_hub_are_known(name, recipe, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *asked, **options: str(tmp_path))
     (own,) = [each for each in RECIPES if each.name == (recipe or "masked_lm")]
-    said = "not found: .*config.json" if recipe else "no recipe for a model of that name"
+    said = "not found: .*config.json" if recipe else "no recipe loads a hub model of that name"
     with pytest.raises(CheckpointError, match=said):
         pretrained(name, recipes=[own])
 
@@ -555,7 +557,7 @@ FAULTS = {
                 {"model.transformer.wte.weight": torch.zeros(tiny.IDS, tiny.WIDTH, dtype=torch.int8)}
             ),
         ),
-        "holds torch.int8; weights that are quantised are not read",
+        "has the type torch.int8. Quantized weights aren't supported",
     ),
     "a missing shard": (
         "esm",
@@ -565,12 +567,12 @@ FAULTS = {
     "another block": (
         "llada",
         lambda folder: changed(folder, "config.json", block_type="sequential"),
-        "block_type is 'sequential'; the recipe is for 'llama'",
+        "block_type must be 'llama' for LLaDA, got 'sequential'",
     ),
     "quantised weights": (
         "esm",
         lambda folder: changed(folder, "config.json", quantization_config={"quant_method": "fp8"}),
-        "the weights are quantised",
+        "The weights must not be quantized",
     ),
     "no tokenizer": (
         "llada",
@@ -595,7 +597,7 @@ FAULTS = {
     "another class of Dream": (
         "dream",
         lambda folder: changed(folder, "config.json", architectures=["DreamForCausalLM"], block_size=32),
-        "type Dream, for which there is no recipe",
+        "type Dream, which no recipe loads",
     ),
     "another mask": (
         "dream",
@@ -610,7 +612,7 @@ FAULTS = {
     "a folding model": (
         "esm",
         lambda folder: changed(folder, "config.json", is_folding_model=True),
-        "this is ESMFold",
+        "got ESMFold",
     ),
 }
 

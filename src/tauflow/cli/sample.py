@@ -628,10 +628,10 @@ def prepare_job(
 
     if settings.pretrained:
         from tauflow.recipes import RECIPES
-        from tauflow.recipes.folders import digest_of, folder_of
+        from tauflow.recipes.folders import digest_folder, find_folder
 
         trained = resize(pretrained or load_pretrained(settings, device), settings)
-        sha256 = digest_of(folder_of(settings.pretrained, RECIPES))
+        sha256 = digest_folder(find_folder(settings.pretrained, RECIPES))
     else:
         trained, sha256 = load_checkpoint(path, settings, device)
         if settings.rates:

@@ -1,4 +1,7 @@
-"""Models that others have trained: `pretrained` loads them, recipes say how."""
+"""Models that others have trained: `pretrained` loads them, and a `Recipe` describes how.
+
+The package isn't called `pretrained`, because that name is the function `tauflow.pretrained`.
+"""
 
 from tauflow.recipes.fudoki import Framing, Prompts, TextToImage
 from tauflow.recipes.language import Language

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 from tauflow.errors import TauflowError
-from tauflow.recipes.folders import kind_of
 from tauflow.recipes.loading import RECIPES, convert
 
 
@@ -21,7 +20,7 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.command == "list":
         for recipe in RECIPES:
             hub = f", on the hub {', '.join(recipe.hub)}" if recipe.hub else ""
-            print(f"{recipe.name}: {kind_of(recipe)}{hub}; rates {', '.join(recipe.rates)}")
+            print(f"{recipe.name}: {recipe.kind}{hub}; rates {', '.join(recipe.rates)}")
         return
     try:
         missing = convert(arguments.model, arguments.out)

@@ -25,7 +25,7 @@ from torchmetrics import Metric, MetricCollection
 from tauflow.errors import CheckpointError, SettingsError, shorten
 from tauflow.recipes import masked_lms
 from tauflow.recipes.language import Language, TextTokens, resized
-from tauflow.recipes.masked_lms import native, own_settings
+from tauflow.recipes.masked_lms import build_native, keep_settings
 from tauflow.recipes.recipe import INSTALL, Config, Loaded, Recipe
 from tauflow.samplers import Prompt
 from tauflow.tasks.metrics import SampleMean, SampleMetric, joined, standard_error
@@ -287,7 +287,7 @@ def antiberty_folder() -> Path:
 
 
 def _bert_config(config: Config, files: Mapping[str, Config]) -> Config:
-    return {"class": "BertForMaskedLM", "settings": own_settings(config), "ends": []}
+    return {"class": "BertForMaskedLM", "settings": keep_settings(config), "ends": []}
 
 
 def _assemble(loaded: Loaded) -> Trained:
@@ -308,7 +308,7 @@ def _assemble(loaded: Loaded) -> Trained:
 ANTIBERTY = Recipe(
     name="antiberty",
     model_type="bert",
-    host=native,
+    host=build_native,
     assemble=_assemble,
     architecture="AntiBERTy",
     package=antiberty_folder,

@@ -14,8 +14,8 @@ from tauflow.denoise import DROPPED, Model
 from tauflow.errors import CheckpointError, SamplingError, SettingsError
 from tauflow.networks import Network
 from tauflow.process import Mixture, Uniform
-from tauflow.recipes.language import Ids, Language, TextTokens, frame_of, read_tokenizer
-from tauflow.recipes.masked_lms import own_settings
+from tauflow.recipes.language import Ids, Language, TextTokens, find_frame, read_tokenizer
+from tauflow.recipes.masked_lms import keep_settings
 from tauflow.recipes.recipe import Config, Loaded, Recipe
 from tauflow.train import Trained
 
@@ -313,7 +313,7 @@ def released_config(config: Config, files: Mapping[str, Config]) -> Config:
         raise CheckpointError("bos_token_id is null; it must be the id that an empty prompt consists of")
     if int(config["canvas_length"]) < 1:
         raise CheckpointError(f"canvas_length is {config['canvas_length']}; it must be at least 1")
-    return own_settings(config)
+    return keep_settings(config)
 
 
 def assemble(loaded: Loaded) -> Trained:
@@ -332,7 +332,7 @@ def assemble(loaded: Loaded) -> Trained:
     vocabulary = tokenizer.get_vocab()
     flat += [vocabulary[name] for name in loaded.recipe.ends if name in vocabulary]
     known = tuple(dict.fromkeys(each for each in flat if each is not None and 0 <= each < text.vocab_size))
-    begin, _ = frame_of(loaded, tokenizer)
+    begin, _ = find_frame(loaded, tokenizer)
     texts = TextTokens(tokenizer, Ids.all_but(None, text.vocab_size), begin=begin)
     task = Canvases(columns, texts, canvas, known, canvas, canvas)
     process = Mixture(Uniform(text.vocab_size), loaded.recipe.schedule)

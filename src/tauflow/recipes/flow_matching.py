@@ -20,7 +20,7 @@ from tauflow.errors import CheckpointError, shorten
 from tauflow.files import check_writable
 from tauflow.process.schedules import Polynomial
 from tauflow.recipes.dits import GPT2_FILES, KEYS, MDLM, TRAINED_SIZES, described
-from tauflow.recipes.folders import new_folder, refuse_existing, save_weights
+from tauflow.recipes.folders import check_new, create_folder, save_weights
 from tauflow.recipes.recipe import Config
 from tauflow.untrusted import check_regular, read_tensors
 
@@ -64,12 +64,12 @@ def from_run(run: str | Path, out: str | Path) -> None:
     complete; put GPT-2's tokenizer.json there unless it lies in the run.
     """
     run, out = Path(run), Path(out)
-    refuse_existing(out)
+    check_new(out)
     settings, weights = _settings(run / SETTINGS), _weights(run / CHECKPOINT)
     check_writable(out.parent, "name another folder")
     embedding = next(weight for name, weight in weights.items() if name.endswith(EMBEDDING))
     config = {"model_type": FLOW_MATCHING.model_type, "num_states": len(embedding), **settings}
-    with new_folder(out) as made:
+    with create_folder(out) as made:
         (made / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         save_weights(weights, made / "model.safetensors")
         for name in itertools.chain(*GPT2_FILES):

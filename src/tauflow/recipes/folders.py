@@ -1,15 +1,20 @@
-"""Folders of pretrained models: where they are, and what kind they are."""
+"""Folders of pretrained models: find them, recognize them, and read and write their weights.
+
+No code in a folder can run. Weights are read from safetensors. If a recipe names a pickle and there's nothing
+else, `untrusted.read_tensors` reads it.
+"""
 
 import hashlib
 import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import torch
 from torch import Tensor, nn
@@ -28,61 +33,58 @@ from tauflow.recipes.recipe import INSTALL, Config, Recipe
 from tauflow.untrusted import check_folder, check_sizes, check_storage, path_of, read_json, read_tensors
 
 CONFIG = "config.json"
-GUIDE = "docs/pretrained.md says how to write a recipe"
+INDEX = "model.safetensors.index.json"
+GUIDE = "See docs/pretrained.md to write a recipe."
 
 
-def folder_of(name: str | Path, recipes: Sequence[Recipe]) -> Path:
-    """Return the folder of a model by its path, its recipe or its name on the hub.
+# Where a model is
 
-    A recipe names a model inside an installed package; from the hub models are downloaded.
-    """
-    if not isinstance(name, str | os.PathLike) or not str(name).strip():
-        raise SettingsError(f"name a folder, or a model of the hub: owner/model; got {shorten(repr(name))}")
+
+def find_folder(name: str | Path, recipes: Sequence[Recipe]) -> Path:
+    """Return the folder of a model from a path, the name of a packaged recipe, or a name on the hub."""
+    if not str(name or "").strip():
+        raise SettingsError(f"The model must be a folder or a hub name such as owner/model, got {name!r}.")
     folder = Path(name)
-    if folder.exists():
-        if not folder.is_dir():
-            raise CheckpointError(f"{name} is a file; name the folder of a pretrained model")
+    if folder.is_dir():
         return folder
+    if folder.exists():
+        raise CheckpointError(f"The model must be a folder, got the file {name}.")
     for recipe in recipes:
         if recipe.package is not None and recipe.name.lower() == str(name).lower():
             return recipe.package()
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(name)):
-        raise CheckpointError(f"there is no folder {name}; name one, or a model of the hub: owner/model")
+        raise CheckpointError(f"Folder not found: {name}. Pass a folder, or a hub name such as owner/model.")
     matching = [
-        each for each in recipes if any(fnmatch(str(name).lower(), shape.lower()) for shape in each.hub)
+        recipe
+        for recipe in recipes
+        if any(fnmatch(str(name).lower(), pattern.lower()) for pattern in recipe.hub)
     ]
     if not matching:
         raise CheckpointError(
-            f"there is no folder {name}, and no recipe for a model of that name; {known(recipes)}; {GUIDE}"
+            f"Folder not found: {name}, and no recipe loads a hub model of that name. "
+            f"{_list_recipes(recipes)} {GUIDE}"
         )
     files = [file for recipe in matching for file in recipe.files]
-    folder = _downloaded(str(name), files)
+    folder = _download(str(name), files)
     pickles = [file for recipe in matching for file in recipe.pickles]
     if pickles and not any(folder.glob("*.safetensors")):
-        return _downloaded(str(name), [*files, *pickles])
+        return _download(str(name), [*files, *pickles])
     return folder
 
 
-def known(recipes: Sequence[Recipe]) -> str:
-    """Return which recipes there are, in words."""
-    facts = [f"{each.name} ({kind_of(each)})" for each in recipes]
-    names = [shape for each in recipes for shape in each.hub]
-    packages = [each.name for each in recipes if each.package is not None]
-    inside = f"; inside packages: {', '.join(packages)}" if packages else ""
-    return f"recipes: {', '.join(facts)}; names of the hub: {', '.join(names) or 'none'}{inside}"
+def _list_recipes(recipes: Sequence[Recipe]) -> str:
+    kinds = ", ".join(f"{recipe.name} ({recipe.kind})" for recipe in recipes)
+    hub = ", ".join(pattern for recipe in recipes for pattern in recipe.hub) or "none"
+    packages = ", ".join(recipe.name for recipe in recipes if recipe.package is not None)
+    inside = f"; in packages: {packages}" if packages else ""
+    return f"Recipes: {kinds}; names on the hub: {hub}{inside}."
 
 
-def kind_of(recipe: Recipe) -> str:
-    """Return what config.json of its folders says, in words."""
-    said = {"model_type": recipe.model_type, "architectures": recipe.architecture}
-    return ", ".join(f"{name} {value}" for name, value in said.items() if value != "*") or "no model_type"
-
-
-def _downloaded(name: str, files: list[str]) -> Path:
+def _download(name: str, files: list[str]) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise SettingsError(f"a model of the hub needs more packages: {INSTALL}") from None
+        raise SettingsError(f"Models from the hub need more packages: {INSTALL}") from None
     try:
         return Path(snapshot_download(name, allow_patterns=files))
     except Exception as error:  # the library raises many kinds
@@ -92,211 +94,158 @@ def _downloaded(name: str, files: list[str]) -> Path:
         ) from None
 
 
-def recipe_of(folder: Path, recipes: Iterable[Recipe]) -> tuple[Recipe, Config]:
-    """Return the recipe of a folder, and what its config.json says in the words of the recipe."""
+def digest_folder(folder: Path) -> str:
+    """Return the SHA-256 of all files that a model may be read from."""
+    patterns = ("*.json", "*.safetensors", "*.pt", "*.bin", "*.txt", "*.model", "*.jinja")
+    files = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+    facts = [(path.name, digest(path)) for path in files]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+# What kind of model it is
+
+
+def find_recipe(folder: Path, recipes: Iterable[Recipe]) -> tuple[Recipe, Config]:
+    """Return the recipe of a folder, and its config.json as the recipe translates it.
+
+    Recipes for one model_type go first, then those for any.
+    """
+    recipes = list(recipes)
     check_folder(folder)
     config = read_json(folder / CONFIG)
     check_sizes(config, folder / CONFIG)
-    there = list(recipes)
-    named = [recipe for recipe in there if recipe.model_type != "*" and _fits(recipe, config)]
-    for recipe in [
-        *named,
-        *(recipe for recipe in there if recipe.model_type == "*" and _fits(recipe, config)),
-    ]:
+    matching = [recipe for recipe in recipes if _matches(recipe, config)]
+    named = [recipe for recipe in matching if recipe.model_type != "*"]
+    for recipe in sorted(matching, key=lambda recipe: recipe.model_type == "*"):
         files = {name: read_json(folder / name) for name in recipe.marks if (folder / name).exists()}
-        wanted = {(name, key, value) for name, marks in recipe.marks.items() for key, value in marks.items()}
-        if all(name in files and files[name].get(key) == value for name, key, value in wanted):
-            return recipe, _translated(recipe, config, files, folder)
+        marks = [(name, key, value) for name, facts in recipe.marks.items() for key, value in facts.items()]
+        if all(name in files and files[name].get(key) == value for name, key, value in marks):
+            return recipe, _translate_config(recipe, config, files, folder)
     kind = shorten(str(config.get("model_type")))
     if not named:
         raise CheckpointError(
-            f"{folder} holds a model of type {kind}, for which there is no recipe; {known(there)}; {GUIDE}"
+            f"{folder} has a model of type {kind}, which no recipe loads. {_list_recipes(recipes)} {GUIDE}"
         )
-    marks = [
+    wanted = [
         f"{name} with {key} {value!r}"
         for recipe in named
         for name, facts in recipe.marks.items()
         for key, value in facts.items()
     ]
     raise CheckpointError(
-        f"{folder} is of type {kind}, as models of other kinds are; those with a recipe have "
-        f"{' or '.join(marks)}"
+        f"{folder} has a model of type {kind}, but not one that a recipe loads: those have "
+        f"{' or '.join(wanted)}."
     )
 
 
-def _fits(recipe: Recipe, config: Config) -> bool:
-    """Return whether config.json is that of a recipe, as far as its type and its classes tell."""
-    classes = config.get("architectures") or [""]
-    classes = [str(each) for each in classes] if isinstance(classes, list) else [""]
-    return recipe.model_type in ("*", config.get("model_type")) and any(
-        fnmatch(each, recipe.architecture) for each in classes
-    )
+def _matches(recipe: Recipe, config: Config) -> bool:
+    classes = config.get("architectures")
+    names = [str(name) for name in classes] if isinstance(classes, list) and classes else [""]
+    right_type = recipe.model_type in ("*", config.get("model_type"))
+    return right_type and any(fnmatch(name, recipe.architecture) for name in names)
 
 
-def _translated(recipe: Recipe, config: Config, files: dict[str, Config], folder: Path) -> Config:
+def _translate_config(recipe: Recipe, config: Config, files: dict[str, Config], folder: Path) -> Config:
     try:
         return recipe.config(config, files)
     except TauflowError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"{folder / CONFIG} does not describe a {recipe.name} model: "
+            f"{folder / CONFIG} doesn't describe a {recipe.name} model: "
             f"{type(error).__name__} {shorten(str(error))}"
         ) from None
 
 
-@contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """Give an empty folder to write to, which becomes `out` when all is written; a failure leaves nothing."""
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as made:
-            inner = Path(made) / out.name
-            inner.mkdir()
-            yield inner
-            os.rename(inner, out)
-    except OSError as error:
-        raise WriteError(
-            f"cannot write {out} ({error.strerror or error}); nothing is left", error.errno
-        ) from None
+# Weights
 
 
-def refuse_existing(out: Path) -> None:
-    """Raise if a folder that is to be written is there already."""
-    if out.exists():
-        raise CheckpointError(f"{out} is there already; remove it, or name another folder")
-
-
-def digest_of(folder: Path) -> str:
-    """Return the SHA-256 of all files that a model may be read from."""
-    kinds = ("*.json", "*.safetensors", "*.pt", "*.bin", "*.txt", "*.model", "*.jinja")
-    files = [path for kind in kinds for path in sorted(folder.glob(kind))]
-    facts = [(path.name, digest(path)) for path in files]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
-# The weights of a folder, under the names of the modules that hold them.
-#
-# Nothing in a folder can run code: weights are read from safetensors. If a recipe names a pickle and there's
-# nothing else, `untrusted.read_tensors` reads it.
-
-
-INDEX = "model.safetensors.index.json"
-
-
-def weight_files(folder: Path, pickles: tuple[str, ...] = ()) -> list[Path]:
-    """Return the files of the weights; refuse pickles that are not named, and an index of missing files."""
+def find_weight_files(folder: Path, pickles: tuple[str, ...] = ()) -> list[Path]:
+    """Return the files of the weights: those of the index, or all safetensors, or the pickle of a recipe."""
     if (folder / INDEX).exists():
         index = read_json(folder / INDEX).get("weight_map")
         names = sorted({str(name) for name in index.values()}) if isinstance(index, dict) else []
         missing = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
         if missing or not names:
             raise CheckpointError(
-                f"{folder} lacks files of its index: {join_names(missing) or 'all'}; get them again"
+                f"{folder} lacks files of its index: {join_names(missing) or 'all'}. Download it again."
             )
         return [folder / name for name in names]
     found = sorted(folder.glob("*.safetensors"))
     found = found or [folder / name for name in pickles if (folder / name).is_file()][:1]
     if not found:
-        others = [path.name for path in sorted(folder.glob("*.bin"))]
-        there = (
-            f"; {join_names(others)} are pickles, which could run code: save them as safetensors"
-            if others
-            else ""
-        )
-        raise CheckpointError(f"{folder} holds no weights as *.safetensors{there}")
+        others = join_names(path.name for path in sorted(folder.glob("*.bin")))
+        advice = f" {others} are pickles, which could run code: save them as safetensors." if others else ""
+        raise CheckpointError(f"{folder} has no weights as *.safetensors.{advice}")
     return found
 
 
-def host_name(recipe: Recipe, key: str) -> str | None:
-    """Return the name in the host of a weight of a file; None where it is not needed."""
-    if any(re.match(pattern, key) for pattern in recipe.unused):
-        return None
-    for pattern, replacement in recipe.keys:
-        key = re.sub(pattern, replacement, key)
-    return key
-
-
 class Weights:
-    """The weights of a folder under the names of the host, read one at a time; a context manager."""
+    """The weights of a folder under the host's names, read one at a time; a context manager."""
 
     def __init__(self, folder: Path, recipe: Recipe):
         self.folder = folder
         self._recipe = recipe
         self._stack = ExitStack()
-        self._places: dict[str, tuple[Any, str]] = {}
-        self._embeddings: dict[str, Tensor] = {}
+        self._read: dict[str, Callable[[], Tensor]] = {}
+        self.shapes: dict[str, Tensor] = {}  # on the meta device, where they take no memory
 
     def __enter__(self) -> "Weights":
         try:
             from safetensors import SafetensorError, safe_open
         except ImportError:
-            raise SettingsError(f"weights of others need more packages: {INSTALL}") from None
-        for path in weight_files(self.folder, self._recipe.pickles):
+            raise SettingsError(f"Pretrained weights need more packages: {INSTALL}") from None
+        for path in find_weight_files(self.folder, self._recipe.pickles):
+            if path.name in self._recipe.pickles:
+                for key, weight in read_pickle(path).items():
+                    self._add_translated(key, weight.shape, partial(_identity, weight))
+                continue
             try:
-                file: Any
-                if path.name in self._recipe.pickles:
-                    file = Pickled(path)
-                else:
-                    file = self._stack.enter_context(safe_open(path, "pt"))
-                    check_digest(path, file.metadata())
+                file = self._stack.enter_context(safe_open(path, "pt"))
+                check_digest(path, file.metadata())
             except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{path} is damaged ({shorten(str(error))}); get it again") from None
-            for key in file.keys():  # noqa: SIM118  # it is no dictionary
-                name = host_name(self._recipe, key)
-                if name in self._places:
-                    raise CheckpointError(f"{self.folder} holds {name} twice, the second as {shorten(key)}")
-                if name is not None:
-                    self._places[name] = file, key
+                raise CheckpointError(f"{path} is damaged ({shorten(str(error))}). Get it again.") from None
+            for key in file.keys():  # noqa: SIM118  # it isn't a dictionary
+                self._add_translated(key, file.get_slice(key).get_shape(), partial(file.get_tensor, key))
         for file_name, name in self._recipe.embeddings.items():
             if (self.folder / file_name).exists():
-                self._embeddings[name] = read_embedding(self.folder / file_name)
+                weight = read_embedding(self.folder / file_name)
+                self._add(name, weight.shape, partial(_identity, weight))
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    @property
-    def shapes(self) -> dict[str, Tensor]:
-        """Return the weights by name on the meta device, where they take no memory."""
-        found = {name: file.get_slice(key).get_shape() for name, (file, key) in self._places.items()}
-        found |= {name: weight.shape for name, weight in self._embeddings.items()}
-        return {name: torch.empty(shape, device="meta") for name, shape in found.items()}
-
     def __getitem__(self, name: str) -> Tensor:
-        if name in self._embeddings:
-            return self._embeddings[name]
-        file, key = self._places[name]
-        return file.get_tensor(key)
+        return self._read[name]()
+
+    def _add_translated(self, key: str, shape: Sequence[int], read: Callable[[], Tensor]) -> None:
+        if any(re.match(pattern, key) for pattern in self._recipe.unused):
+            return
+        name = key
+        for pattern, replacement in self._recipe.keys:
+            name = re.sub(pattern, replacement, name)
+        if name in self._read:
+            raise CheckpointError(f"{self.folder} has {name} twice, the second as {shorten(key)}.")
+        self._add(name, shape, read)
+
+    def _add(self, name: str, shape: Sequence[int], read: Callable[[], Tensor]) -> None:
+        self._read[name] = read
+        self.shapes[name] = torch.empty(tuple(shape), device="meta")
 
 
-class Pickled:
-    """A pickle of plain tensors, read like a safetensors file."""
+def _identity(weight: Tensor) -> Tensor:
+    return weight
 
-    def __init__(self, path: Path):
-        found = read_tensors(path, released=True)
-        if not isinstance(found, dict) or not all(isinstance(each, Tensor) for each in found.values()):
-            raise CheckpointError(f"{path} must contain weights by name. Save them as safetensors.")
-        self._weights = {str(name): weight.detach() for name, weight in found.items()}
-        check_storage(self._weights, path)
 
-    def keys(self) -> list[str]:
-        """Return the names of the weights."""
-        return list(self._weights)
-
-    def get_slice(self, key: str) -> "Pickled.Slice":
-        """Return something with the shape of a weight."""
-        return Pickled.Slice(self._weights[key])
-
-    def get_tensor(self, key: str) -> Tensor:
-        """Return a weight."""
-        return self._weights[key]
-
-    class Slice(NamedTuple):
-        weight: Tensor
-
-        def get_shape(self) -> list[int]:
-            """Return the shape."""
-            return list(self.weight.shape)
+def read_pickle(path: Path) -> dict[str, Tensor]:
+    """Return the weights of a pickle, which may contain plain tensors only."""
+    found = read_tensors(path, released=True)
+    if not isinstance(found, dict) or not all(isinstance(each, Tensor) for each in found.values()):
+        raise CheckpointError(f"{path} must contain weights by name. Save them as safetensors.")
+    weights = {str(name): weight.detach() for name, weight in found.items()}
+    check_storage(weights, path)
+    return weights
 
 
 class PickledEmbedding:
@@ -315,21 +264,43 @@ def read_embedding(path: Path) -> Tensor:
     return weight.detach()
 
 
+# Folders that tauflow writes
+
+
+def check_new(out: Path) -> None:
+    """Raise an error if a folder to write exists."""
+    if out.exists():
+        raise CheckpointError(f"{out} exists already. Remove it, or choose another folder.")
+
+
+@contextmanager
+def create_folder(out: Path) -> Iterator[Path]:
+    """Yield an empty folder that becomes `out` when everything is written; a failure leaves nothing."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:
+            inner = Path(temporary) / out.name
+            inner.mkdir()
+            yield inner
+            os.rename(inner, out)
+    except OSError as error:
+        raise WriteError(f"Can't write {out} ({error.strerror or error}).", error.errno) from None
+
+
 def save_weights(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write a safetensors file whose metadata has the sha256 of the weights: the format has no checksum."""
+    """Write a safetensors file with the SHA-256 of its weights as metadata: the format has no checksum."""
     from safetensors.torch import save_file
 
     blank = "0" * 64
     save_file(tensors, path, metadata={"format": "pt", "sha256": blank})
     with open(path, "r+b") as file:
         place = file.read(_start_of_weights(file)).index(blank.encode())
-        digest = _weights_digest(file)
+        computed = _weights_digest(file)
         file.seek(place)
-        file.write(digest.encode())
+        file.write(computed.encode())
 
 
 def check_digest(path: Path, metadata: Mapping[str, str] | None) -> None:
-    """Raise if a safetensors file has the sha256 of its weights and they have changed since."""
+    """Raise an error if a safetensors file has the SHA-256 of its weights and they have changed since."""
     wanted = (metadata or {}).get("sha256")
     if wanted is not None:
         with open(path, "rb") as file:

@@ -285,7 +285,7 @@ def read_tokenizer(folder: Path, kind: str) -> Any:
         )
 
 
-def mask_of(loaded: Loaded, tokenizer: Any, num_ids: int) -> int:
+def find_mask(loaded: Loaded, tokenizer: Any, num_ids: int) -> int:
     """Return the id of the mask: as config.json, the recipe or the tokenizer says it."""
     own = tokenizer.mask_token_id
     said = loaded.config.get("mask", loaded.recipe.mask)
@@ -308,7 +308,7 @@ def mask_of(loaded: Loaded, tokenizer: Any, num_ids: int) -> int:
     return found
 
 
-def ids_of(loaded: Loaded, tokenizer: Any, num_ids: int, mask: int) -> Ids:
+def choose_ids(loaded: Loaded, tokenizer: Any, num_ids: int, mask: int) -> Ids:
     """Return which ids are data tokens, as the recipe says."""
     allowed, vocabulary = loaded.recipe.allowed, tokenizer.get_vocab()
     if isinstance(allowed, tuple):
@@ -325,7 +325,7 @@ def ids_of(loaded: Loaded, tokenizer: Any, num_ids: int, mask: int) -> Ids:
     )
 
 
-def frame_of(loaded: Loaded, tokenizer: Any) -> tuple[list[int], list[int]]:
+def find_frame(loaded: Loaded, tokenizer: Any) -> tuple[list[int], list[int]]:
     """Return the ids before and after a sequence, as the recipe says."""
     framing, allowed = loaded.recipe.framing, loaded.recipe.allowed
     if framing != "tokenizer":

@@ -1,9 +1,8 @@
-"""Recipe: how weights that others have trained become a model and a task of tauflow.
+"""Recipe: how weights trained by others become a tauflow model and task.
 
-A recipe is data: how its folders are recognised, how the names of its weights are translated, which of them
-are not needed, what its network must be told, and two functions, one that builds the modules that hold the
-weights and one that makes a `Trained` of them. What a folder says of itself is not trusted: weights come from
-safetensors alone.
+A recipe is data: how to recognize its folders, how to translate the names of weights, which weights aren't
+needed, and what to tell the network. Two functions complete it: one builds the modules that hold the weights,
+and one turns them into a `Trained`. Folders aren't trusted: weights come from safetensors.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,52 +20,48 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "*.model", "chat_template.jinja"),
 )
-"""Files of tokenizers, as patterns; a folder has some of them."""
+"""Tokenizer files, as patterns. A folder has some of them."""
 INSTALL = "pip install -c constraints.txt -e '.[pretrained]'"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one kind of pretrained model is loaded.
+    """How to load one kind of pretrained model.
 
-    Fields up to `rates` are read for every recipe. Those from `mask` on are there for `assemble`, which reads
-    what its kind of model needs: that of masked language models all but `time`, that of DiffusionGemma
-    `schedule`, `framing`, `ends` and `tokenizer`, that of the DiTs `time`, `schedule` and `tokenizer`.
+    Every recipe uses the fields up to `rates`. The fields from `mask` on are for `assemble`, which reads what
+    its kind of model needs: masked language models all but `time`, DiffusionGemma `schedule`, `framing`,
+    `ends`, and `tokenizer`, and the DiTs `time`, `schedule`, and `tokenizer`.
 
     Args:
-        name: of the recipe.
-        model_type: in config.json, by which a folder is recognised; "*" is any.
-        host: builds, from the config, the modules that hold the weights. It is called where tensors have no
-            memory (the device meta).
-        assemble: makes model and task of what was loaded.
-        architecture: pattern of an entry of `architectures` in config.json, where the model_type says less.
+        name: name of the recipe.
+        model_type: `model_type` in the folder's config.json; "*" matches any.
+        host: builds the modules that hold the weights, from the config. It runs on the meta device, where
+            tensors take no memory.
+        assemble: makes the model and the task from what was loaded.
+        architecture: pattern of an entry of `architectures` in config.json, if model_type isn't enough.
         hub: patterns of names on the hub, such as "*/FUDOKI*".
-        package: gives the folder of the model inside an installed Python package; it is asked for by the name
-            of the recipe.
-        marks: {file: {key: value}} that a folder of this kind also has, where several share a model_type.
-        config: translates config.json, and the files of `marks` by their names, to what `host` reads.
-        keys: (pattern, replacement) of regular expressions that translate the names of weights, in order.
-        unused: patterns of the names of weights that are not needed.
-        pickles: names of files of plain weights that are read, with `weights_only`, where there are no
-            safetensors.
-        embeddings: {file: name} of pickled nn.Embedding whose weight is wanted under a name.
+        package: returns the model's folder in an installed Python package. Users ask for it by the name of
+            the recipe.
+        marks: {file: {key: value}} that a folder also has, if several kinds share a model_type.
+        config: translates config.json, and the files of `marks` by name, to what `host` reads.
+        keys: (pattern, replacement) regular expressions that translate the names of weights, in order.
+        unused: patterns of the names of weights that aren't needed.
+        pickles: names of files with plain weights to read, with `weights_only`, if there are no safetensors.
+        embeddings: {file: name} of pickled nn.Embedding modules, and the names of their weights in the host.
         optional: names of weights that may be missing.
-        any_width: names of matrices of the host itself that are as wide as in the file.
-        precise: beginnings of the names of weights that stay in float32 whatever dtype is asked for.
-        rates: names of the rates that the model can be sampled with, the default first.
-        mask: id of the mask where config.json does not say it; None: it is that of the tokenizer, or there is
-            no mask.
-        shift: 1 where the logits of a token stand at the position before it, else 0.
-        allowed: what is drawn: "all" ids but the mask, the "plain" ones that are not special, or names of
-            tokens.
-        time: what the network is told of the time: t, sigma = -ln kappa, or nothing.
-        schedule: of its training.
-        context: positions of its training, where config.json says more.
-        block: tokens that are sampled together, where the network was trained so.
-        framing: (before, after) of the names of tokens around a sequence, or "tokenizer": what that puts
-            around a text.
-        ends: names of tokens that end a text; what follows one is no part of it.
-        tokenizer: class of transformers that reads a folder without tokenizer.json.
+        any_width: names of the host's own matrices that are as wide as in the file.
+        precise: prefixes of the names of weights that stay in float32, whatever dtype is asked for.
+        rates: names of the rates to sample with, the default first.
+        mask: id of the mask if config.json doesn't have it. None: the tokenizer's, or there is no mask.
+        shift: 1 if the logits of a token are at the position before it, else 0.
+        allowed: tokens to draw: "all" ids but the mask, "plain" ones that aren't special, or their names.
+        time: what the network gets as the time: t, sigma = -ln kappa, or nothing.
+        schedule: schedule of its training.
+        context: positions of its training, if config.json has more.
+        block: tokens sampled together, if the network was trained so.
+        framing: (before, after) names of tokens around a sequence, or "tokenizer": what the tokenizer adds.
+        ends: names of tokens that end a text.
+        tokenizer: Transformers class that reads a folder without tokenizer.json.
     """
 
     name: str
@@ -99,20 +94,26 @@ class Recipe:
 
     @property
     def files(self) -> list[str]:
-        """Return patterns of the files that are needed of a folder of the hub."""
+        """Return patterns of the files to download."""
         return ["config.json", *TOKENIZER_FILES, "*.safetensors*", *self.marks, *self.embeddings]
+
+    @property
+    def kind(self) -> str:
+        """Return what config.json says in its folders, in words."""
+        said = {"model_type": self.model_type, "architectures": self.architecture}
+        return ", ".join(f"{name} {value}" for name, value in said.items() if value != "*") or "no model_type"
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What `Recipe.assemble` makes a model and a task of.
+    """What `Recipe.assemble` gets.
 
     Args:
         host: the modules with their weights.
-        folder: of the model.
-        config: what config.json says in the words of the recipe.
-        rates: that were asked for.
-        recipe: by which it was loaded.
+        folder: folder of the model.
+        config: config.json, translated by the recipe.
+        rates: rates asked for.
+        recipe: the recipe.
     """
 
     host: Any
