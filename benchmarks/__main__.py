@@ -24,6 +24,7 @@ SCRIPTS = {
     "metric_toy": "benchmarks.metric_toy",
     "moses_reference": "benchmarks.moses_reference",
     "ship": "benchmarks.ship",
+    "towers": "benchmarks.towers",
     "faults": "benchmarks.faults",
     "walks": "benchmarks.walks",
 }

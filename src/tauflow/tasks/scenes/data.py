@@ -1,7 +1,9 @@
-"""The canvas of a scene: objects as blocks of four codes, the detector that finds them, and its picture.
+"""Scenes of colored shapes: the canvas of codes, its detector and image, and the dataset with captions.
 
-A code is 0 (background), or 1 + (shape * colors + color) * 4 + quadrant: an object exists only where the
-four codes of a 2 x 2 block agree. Shapes: B scenes of H x W codes.
+A code is 0 (background), or 1 + (shape * colors + color) * 4 + quadrant. An object exists only where the four
+codes of a 2 x 2 block agree.
+
+Shapes: B scenes of H x W codes, V codes.
 """
 
 from collections.abc import Sequence
@@ -19,25 +21,25 @@ from tauflow.tasks.scenes.captions import (
     COLORS,
     FREE,
     MAX_OBJECTS,
-    RELATIONS,
     SHAPES,
-    TASKS,
     Caption,
     Group,
-    condition_of,
+    encode_caption,
 )
-from tauflow.tasks.scenes.rules import relation
+from tauflow.tasks.scenes.rules import RELATIONS, TASKS, relation
 from tauflow.tasks.task import Item
 
 CODES = 1 + 4 * len(SHAPES) * len(COLORS)  # V
 PATCH = 8  # pixels of a side of a code
 RGB = {"red": (214, 48, 49), "green": (46, 160, 67), "blue": (52, 100, 219), "yellow": (241, 196, 15)}
 PAPER = (238, 238, 238)
-UNKNOWN = (170, 170, 170)  # of what is no code, such as a mask
+UNKNOWN = (170, 170, 170)  # of a token that isn't a code, such as a mask
+
+# The canvas
 
 
 @dataclass(frozen=True)
-class Found:
+class SceneObject:
     """An object on the canvas: shape and color by number, and the cell of its upper left code."""
 
     shape: int
@@ -56,7 +58,7 @@ def first_code(shape: int, color: int) -> int:
     return 1 + (shape * len(COLORS) + color) * 4
 
 
-def painted(objects: Sequence[Found], size: int) -> np.ndarray:
+def paint(objects: Sequence[SceneObject], size: int) -> np.ndarray:
     """Return the codes (H, W) of a scene."""
     canvas = np.zeros((size, size), dtype=np.int64)
     for each in objects:
@@ -65,73 +67,40 @@ def painted(objects: Sequence[Found], size: int) -> np.ndarray:
     return canvas
 
 
-def detect(canvas: Tensor) -> tuple[list[list[Found]], Tensor]:
-    """Return the objects on each canvas of codes (B, H, W), and how many codes (B,) belong to none.
+def detect(canvas: Tensor) -> tuple[list[list[SceneObject]], Tensor]:
+    """Return the objects on each canvas (B, H, W), and the number (B,) of codes that belong to none.
 
-    An object is an upper left code whose three neighbors match: no code belongs to two.
+    An object is an upper left code whose three neighbors match, so no code belongs to two.
     """
     there = _complete(canvas)
     kinds = (canvas[:, :-1, :-1][there] - 1) // 4
-    found: list[list[Found]] = [[] for _ in range(len(canvas))]
+    found: list[list[SceneObject]] = [[] for _ in range(len(canvas))]
     for (number, row, column), kind in zip(there.nonzero().tolist(), kinds.tolist(), strict=True):
-        found[number].append(Found(kind // len(COLORS), kind % len(COLORS), row, column))
+        found[number].append(SceneObject(kind // len(COLORS), kind % len(COLORS), row, column))
     return found, (canvas != 0).sum((1, 2)) - 4 * there.sum((1, 2))
 
 
-def anchors(canvas: Tensor) -> Tensor:
-    """Return where objects of each shape stand on canvases (B, H, W): bool (B, shapes, (H - 1) * (W - 1))."""
+def shape_places(canvas: Tensor) -> Tensor:
+    """Return the places of objects by shape on canvases (B, H, W): bool (B, shapes, (H - 1) * (W - 1))."""
     shapes = torch.where(_complete(canvas), (canvas[:, :-1, :-1] - 1) // (4 * len(COLORS)), -1)
     return torch.stack([(shapes == shape).flatten(1) for shape in range(len(SHAPES))], dim=1)
 
 
 def _complete(canvas: Tensor) -> Tensor:
-    """Return at which cells (B, H - 1, W - 1) the upper left code of an object stands."""
-    corner, right = canvas[:, :-1, :-1], canvas[:, :-1, 1:]
-    below, across = canvas[:, 1:, :-1], canvas[:, 1:, 1:]
+    """Return the cells (B, H - 1, W - 1) with the upper left code of an object, as bool."""
+    corner = canvas[:, :-1, :-1]
     starts = (corner > 0) & ((corner - 1) % 4 == 0)
-    return starts & (right == corner + 1) & (below == corner + 2) & (across == corner + 3)
-
-
-def pictures(tokens: Tensor, size: int) -> np.ndarray:
-    """Return scenes (B, H * W) as pictures uint8 (B, 8 H, 8 W, 3); what is no code is gray."""
-    codes = tokens.cpu().reshape(-1, size, size).clamp(0, CODES).numpy()
-    tiles = patches()[codes]  # (B, H, W, 8, 8, 3)
-    return tiles.transpose(0, 1, 3, 2, 4, 5).reshape(-1, size * PATCH, size * PATCH, 3)
-
-
-@cache
-def patches() -> np.ndarray:
-    """Return the picture of each code, uint8 (V + 1, 8, 8, 3); the last one of what is no code."""
-    result = np.empty((CODES + 1, PATCH, PATCH, 3), dtype=np.uint8)
-    result[0] = PAPER
-    result[CODES] = UNKNOWN
-    for shape in range(len(SHAPES)):
-        inside = _outline(shape)
-        for number, color in enumerate(COLORS):
-            block = np.where(inside[:, :, None], np.array(RGB[color]), np.array(PAPER))
-            code = first_code(shape, number)
-            for quadrant in range(4):
-                down, across = divmod(quadrant, 2)
-                result[code + quadrant] = block[down * PATCH :, across * PATCH :][:PATCH, :PATCH]
-    return result
-
-
-def _outline(shape: int) -> np.ndarray:
-    """Return which pixels (16, 16) of its block an object covers."""
-    y, x = np.mgrid[: 2 * PATCH, : 2 * PATCH] - (PATCH - 0.5)  # from the center
-    return {
-        "circle": x**2 + y**2 <= 7.2**2,
-        "square": np.maximum(abs(x), abs(y)) <= 6.6,
-        "triangle": (abs(x) <= (y + 7.5) / 2) & (y <= 6.6),
-        "cross": (np.minimum(abs(x), abs(y)) <= 2.1) & (np.maximum(abs(x), abs(y)) <= 6.6),
-    }[SHAPES[shape]]
+    right = canvas[:, :-1, 1:] == corner + 1
+    below = canvas[:, 1:, :-1] == corner + 2
+    across = canvas[:, 1:, 1:] == corner + 3
+    return starts & right & below & across
 
 
 def codebook() -> Tensor:
-    """Return a vector for each code (V, 11), for paths that move between codes that are alike.
+    """Return a vector per code (V, 11), for paths between similar codes.
 
-    One-hot of the shape, the color, and the quadrant as two signs; the background is apart from all. Codes
-    that differ in one of these are nearer than codes that differ in several.
+    It is one-hot in the shape and the color, with two signs for the quadrant; the background has its own
+    dimension. Codes that differ in one of these are nearer than codes that differ in several.
     """
     vectors = torch.zeros(CODES, len(SHAPES) + len(COLORS) + 3)
     vectors[0, -1] = 1.0
@@ -145,24 +114,58 @@ def codebook() -> Tensor:
     return torch.nn.functional.normalize(vectors, dim=1)
 
 
-# Scenes with their captions: which captions there are, and where the objects of a scene stand.
+# Images
 
 
-PROMPTS = dict(zip(TASKS, (80, 99, 80, 94, 100, 100), strict=True))  # of each task in GenEval's list
+def render(tokens: Tensor, size: int) -> np.ndarray:
+    """Return scenes (B, H * W) as images uint8 (B, 8 H, 8 W, 3); tokens that aren't codes are gray."""
+    codes = tokens.cpu().reshape(-1, size, size).clamp(0, CODES).numpy()
+    tiles = _patches()[codes]  # (B, H, W, 8, 8, 3)
+    return tiles.transpose(0, 1, 3, 2, 4, 5).reshape(-1, size * PATCH, size * PATCH, 3)
+
+
+@cache
+def _patches() -> np.ndarray:
+    """Return the image of each code, uint8 (V + 1, 8, 8, 3); the last one is of other tokens."""
+    result = np.empty((CODES + 1, PATCH, PATCH, 3), dtype=np.uint8)
+    result[0] = PAPER
+    result[CODES] = UNKNOWN
+    y, x = np.mgrid[: 2 * PATCH, : 2 * PATCH] - (PATCH - 0.5)  # from the center
+    outlines = {
+        "circle": x**2 + y**2 <= 7.2**2,
+        "square": np.maximum(abs(x), abs(y)) <= 6.6,
+        "triangle": (abs(x) <= (y + 7.5) / 2) & (y <= 6.6),
+        "cross": (np.minimum(abs(x), abs(y)) <= 2.1) & (np.maximum(abs(x), abs(y)) <= 6.6),
+    }
+    for shape, name in enumerate(SHAPES):
+        for number, color in enumerate(COLORS):
+            block = np.where(outlines[name][:, :, None], np.array(RGB[color]), np.array(PAPER))
+            code = first_code(shape, number)
+            for quadrant in range(4):
+                down, across = divmod(quadrant, 2)
+                result[code + quadrant] = block[down * PATCH :, across * PATCH :][:PATCH, :PATCH]
+    return result
+
+
+# Captions and scenes at random
+
+PROMPTS = dict(zip(TASKS, (80, 99, 80, 94, 100, 100), strict=True))  # per task in GenEval's list
 COUNTS = (2,) * 26 + (3,) * 28 + (4,) * 26  # of its counting prompts
 SHARES = dict(zip((*TASKS, FREE), (0.05, 0.1, 0.15, 0.05, 0.2, 0.2, 0.25), strict=True))
-"""How often training sees a caption of each kind: most often what is hardest to learn."""
-KINDS, BOUNDS = tuple(SHARES), np.cumsum(list(SHARES.values()))[:-1]
+"""Shares of the kinds of captions in training: the hardest to learn are the most frequent."""
+KINDS = tuple(SHARES)
+BOUNDS = np.cumsum(list(SHARES.values()))[:-1]
 
 
-def generator_of(*key: str | int) -> np.random.Generator:
+def scene_generator(*key: str | int) -> np.random.Generator:
+    """Return a generator that is a pure function of a key."""
     return np.random.Generator(np.random.Philox(seed_of("scenes", *key)))
 
 
-def drawn_caption(tag: str, generator: np.random.Generator, count: int | None = None) -> Caption:
-    """Draw a caption of a task, all with the same probability."""
+def draw_caption(tag: str, generator: np.random.Generator, count: int | None = None) -> Caption:
+    """Draw a caption of a task uniformly."""
     if tag == FREE:
-        return _free_caption(generator)
+        return _draw_free_caption(generator)
     shapes = generator.permutation(len(SHAPES))[:2].tolist()
     colors = generator.permutation(len(COLORS))[:2].tolist()
     if tag == "single_object":
@@ -173,12 +176,12 @@ def drawn_caption(tag: str, generator: np.random.Generator, count: int | None = 
         return Caption((Group(shapes[0], color=colors[0]),))
     if tag == "color_attr":
         return Caption(tuple(Group(s, color=c) for s, c in zip(shapes, colors, strict=True)))
-    groups = Group(shapes[0]), Group(shapes[1])
+    groups = (Group(shapes[0]), Group(shapes[1]))
     return Caption(groups, int(generator.integers(len(RELATIONS))) if tag == "position" else None)
 
 
-def _free_caption(generator: np.random.Generator) -> Caption:
-    """Draw a caption that joins counts, colors and relations in a way that no task does."""
+def _draw_free_caption(generator: np.random.Generator) -> Caption:
+    """Draw a caption that combines counts, colors and relations as no task does."""
     while True:
         shapes = generator.permutation(len(SHAPES))[: generator.integers(1, 3)].tolist()
         related = len(shapes) == 2 and generator.random() < 1 / 3
@@ -192,25 +195,25 @@ def _free_caption(generator: np.random.Generator) -> Caption:
             return caption
 
 
-def drawn_scene(caption: Caption, size: int, generator: np.random.Generator) -> list[Found]:
-    """Draw a scene that shows a caption and nothing else, uniform over all places that do."""
+def draw_scene(caption: Caption, size: int, generator: np.random.Generator) -> list[SceneObject]:
+    """Draw a scene that shows a caption and nothing else, uniformly over all places that do."""
     while True:
         places = generator.integers(size - 1, size=(caption.objects, 2)).tolist()
-        if _apart(places) and _related(caption, places):
+        if _are_apart(places) and _are_related(caption, places):
             break
     kinds = []
     for group in caption.groups:
         for _ in range(group.count):
             any_color = int(generator.integers(len(COLORS)))
             kinds.append((group.shape, any_color if group.color is None else group.color))
-    return [Found(*kind, *place) for kind, place in zip(kinds, places, strict=True)]
+    return [SceneObject(*kind, *place) for kind, place in zip(kinds, places, strict=True)]
 
 
-def _apart(places: Sequence[Sequence[int]]) -> bool:
+def _are_apart(places: Sequence[Sequence[int]]) -> bool:
     return all(max(abs(a[0] - b[0]), abs(a[1] - b[1])) > 1 for i, a in enumerate(places) for b in places[:i])
 
 
-def _related(caption: Caption, places: Sequence[Sequence[int]]) -> bool:
+def _are_related(caption: Caption, places: Sequence[Sequence[int]]) -> bool:
     if caption.relation is None:
         return True
     first, second = places
@@ -219,25 +222,25 @@ def _related(caption: Caption, places: Sequence[Sequence[int]]) -> bool:
 
 @cache
 def _relations(down: int, right: int) -> frozenset[str]:
-    """Return where an object is seen from another one, by the rules that score it."""
-    return frozenset(relation(Found(0, 0, down, right).box, Found(0, 0, 0, 0).box))
+    """Return the relations of an object to another one, by the rules that score them."""
+    return frozenset(relation(SceneObject(0, 0, down, right).box, SceneObject(0, 0, 0, 0).box))
 
 
-def prompt_list(seed: int) -> list[Caption]:
-    """Return 553 captions with GenEval's number for each task, in a mixed order; some come twice."""
-    generator = generator_of("prompts", seed)
+def draw_prompts(seed: int) -> list[Caption]:
+    """Return 553 captions with GenEval's number per task, in a mixed order; some come twice."""
+    generator = scene_generator("prompts", seed)
     captions = []
     for tag, number in PROMPTS.items():
         counts: Sequence[int | None] = COUNTS if tag == "counting" else (None,) * number
-        captions += [drawn_caption(tag, generator, count) for count in counts]
+        captions += [draw_caption(tag, generator, count) for count in counts]
     return [captions[place] for place in generator.permutation(len(captions))]
 
 
 @dataclass
 class SceneItems(Dataset[Item]):
-    """Item i is a pure function of the seed, the split and i: fresh captions, or those of a list in turn.
+    """Item i is a pure function of the seed, the split and i: new captions, or those of a list in turn.
 
-    The first `lesson` items with fresh captions are all of two objects in a relation.
+    The first `lesson` items with new captions all show two objects in a relation.
     """
 
     size: int
@@ -254,11 +257,11 @@ class SceneItems(Dataset[Item]):
         number = int(number)
         if not 0 <= number < self.count:
             raise IndexError(f"items are numbered 0 to {self.count - 1}, got {number}")
-        generator = generator_of(self.seed, self.split, number)
+        generator = scene_generator(self.seed, self.split, number)
         if self.captions:
             caption = self.captions[number % len(self.captions)]
         else:
             kind = KINDS[int(np.searchsorted(BOUNDS, generator.random(), side="right"))]
-            caption = drawn_caption("position" if number < self.lesson else kind, generator)
-        canvas = painted(drawn_scene(caption, self.size, generator), self.size)
-        return {"tokens": torch.from_numpy(canvas), "condition": torch.tensor(condition_of(caption))}
+            caption = draw_caption("position" if number < self.lesson else kind, generator)
+        canvas = paint(draw_scene(caption, self.size, generator), self.size)
+        return {"tokens": torch.from_numpy(canvas), "condition": torch.tensor(encode_caption(caption))}

@@ -1,11 +1,10 @@
-"""Two towers, one for captions and one for scenes, whose cosine says how well they fit: in-house, not CLIP.
+"""Two small towers, one of captions and one of scenes, whose cosine is a caption score: in-house, not CLIP.
 
-Their weights are a file of the package, which `fit_towers` makes.
+`python -m benchmarks towers` trained their weights, which are a file of the package.
 
 Shapes: B pairs, D codes of a scene, C words of a caption, F features.
 """
 
-import warnings
 from functools import cache
 from pathlib import Path
 
@@ -14,14 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tauflow import files
 from tauflow.tasks.scenes.captions import CAPTION_WORDS, WORDS
 from tauflow.tasks.scenes.data import CODES
-from tauflow.untrusted import read_arrays
 
 FILE = Path(__file__).with_name("towers.npz")
-MAKE = f"`python -m tauflow.tasks.scenes.fit_towers --out {FILE}` makes it"
-SIZE = 8  # of the canvases that the shipped towers know
+SIZE = 8  # of the canvases that the shipped towers were trained on
 FEATURES = 64
 
 
@@ -31,10 +27,10 @@ class Towers(nn.Module):
     def __init__(self, size: int = SIZE):
         super().__init__()
         self.size = size
-        self.codes = nn.Embedding(CODES + 1, 16)  # the last one is of what is no code
+        self.codes = nn.Embedding(CODES + 1, 16)  # the last one is of tokens that aren't codes
         self.objects = nn.Sequential(nn.Conv2d(16, 64, 2), nn.ReLU(), nn.Conv2d(64, 16, 1), nn.ReLU())
         self.scene = _mlp(16 * (size - 1) ** 2, 128)
-        self.words = nn.Embedding(CAPTION_WORDS * len(WORDS), 64)  # of each place of a caption
+        self.words = nn.Embedding(CAPTION_WORDS * len(WORDS), 64)  # per place of a caption
         self.caption = _mlp(64, 128)
         self.logit_scale = nn.Parameter(torch.tensor(2.5))  # a logarithm, as in CLIP
 
@@ -58,30 +54,17 @@ def _mlp(size: int, width: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(size, width), nn.ReLU(), nn.Linear(width, FEATURES))
 
 
-# The file
-
-
-def shipped(size: int) -> Towers | None:
-    """Return the towers of the package; None for canvases of another size than they know."""
-    if size != SIZE:
-        return None
-    if not FILE.is_file():
-        warnings.warn(f"caption_score_towers is skipped: there is no {FILE}; {MAKE}", stacklevel=2)
-        return None
-    return loaded(FILE)
+def shipped_towers(size: int) -> Towers | None:
+    """Return the towers of the package; None for canvases of other sizes."""
+    return load_towers(FILE) if size == SIZE else None
 
 
 @cache
-def loaded(path: Path) -> Towers:
+def load_towers(path: Path) -> Towers:
     """Read towers from a file, once."""
-    with torch.device("meta"):  # draws nothing
+    with torch.device("meta"):  # draws no random numbers
         towers = Towers()
-    weights = {name: torch.from_numpy(array).float() for name, array in read_arrays(path).items()}
+    with np.load(path) as arrays:
+        weights = {name: torch.from_numpy(arrays[name]).float() for name in arrays.files}
     towers.load_state_dict(weights, assign=True)
     return towers.eval()
-
-
-def save(towers: Towers, path: Path) -> None:
-    """Write the weights in half precision, atomically."""
-    with files.atomic(path) as file:
-        np.savez(file, **{name: weight.half().numpy() for name, weight in towers.state_dict().items()})

@@ -1,8 +1,9 @@
-"""Train the two towers of the caption score on real scenes, a few minutes on one core:
+"""Train the two towers of the caption score of scenes, a few minutes on one core:
 
-    python -m tauflow.tasks.scenes.fit_towers --out src/tauflow/tasks/scenes/towers.npz
+    python -m benchmarks towers --out src/tauflow/tasks/scenes/towers.npz
 
-InfoNCE: of a batch of scenes with different captions, each must find its caption and each caption its scene.
+InfoNCE: in a batch of scenes with different captions, each scene must find its caption and each caption its
+scene.
 
 Shapes: B pairs, D codes of a scene, C words of a caption.
 """
@@ -10,19 +11,23 @@ Shapes: B pairs, D codes of a scene, C words of a caption.
 import argparse
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tauflow import files
 from tauflow.tasks.scenes.data import SceneItems
-from tauflow.tasks.scenes.towers import SIZE, Towers, loaded, save
+from tauflow.tasks.scenes.towers import SIZE, Towers, load_towers
 from tauflow.tasks.task import ENDLESS
 
-STEPS, BATCH, RATE = 2000, 128, 3e-3
+STEPS = 2000
+BATCH = 128
+RATE = 3e-3
 
 
-def fitted(steps: int = STEPS, seed: int = 0) -> Towers:
-    """Train towers on real scenes, the same ones of a seed."""
+def fit_towers(steps: int = STEPS, seed: int = 0) -> Towers:
+    """Train towers on real scenes; a seed gives the same ones."""
     torch.manual_seed(seed)
     towers = Towers()
     optimizer = torch.optim.AdamW(towers.parameters(), RATE, weight_decay=1e-2)
@@ -49,15 +54,19 @@ def pairs(items: SceneItems, first: int, count: int) -> tuple[Tensor, Tensor]:
 
 def _loss(towers: Towers, tokens: Tensor, condition: Tensor) -> Tensor:
     cosines = towers.scenes(tokens) @ towers.captions(condition).T  # (B, B)
-    logits, own = towers.logit_scale.clamp(max=4.0).exp() * cosines, torch.arange(len(tokens))
+    logits = towers.logit_scale.clamp(max=4.0).exp() * cosines
+    own = torch.arange(len(tokens))
     return (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
 
 
 @torch.inference_mode()
-def validated(towers: Towers, batches: int = 20, count: int = 64) -> dict[str, float]:
-    """Measure towers on scenes that they have not seen, in batches of different captions."""
+def validate_towers(towers: Towers, batches: int = 20, count: int = 64) -> dict[str, float]:
+    """Measure towers on new scenes, in batches of different captions."""
     items = SceneItems(towers.size, 0, "towers validation", batches * count)
-    matching, others, right, total = 0.0, 0.0, 0, 0
+    matching = 0.0
+    others = 0.0
+    right = 0
+    total = 0
     for batch in range(batches):
         tokens, condition = pairs(items, batch * count, count)
         cosines = towers.scenes(tokens) @ towers.captions(condition).T
@@ -68,14 +77,20 @@ def validated(towers: Towers, batches: int = 20, count: int = 64) -> dict[str, f
     return {"matching": matching, "others": others, "retrieval": right / total, "captions": total / batches}
 
 
+def save_towers(towers: Towers, path: Path) -> None:
+    """Write the weights in half precision, atomically."""
+    with files.atomic(path) as file:
+        np.savez(file, **{name: weight.half().numpy() for name, weight in towers.state_dict().items()})
+
+
 def main() -> None:
     """Train the towers, print how good they are and write their weights."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--out", type=Path, required=True, help="the file to write, towers.npz")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"of training, {STEPS} by default")
     arguments = parser.parse_args()
-    save(fitted(arguments.steps), arguments.out)
-    found = validated(loaded(arguments.out))
+    save_towers(fit_towers(arguments.steps), arguments.out)
+    found = validate_towers(load_towers(arguments.out))
     print(
         f"cosine {found['matching']:.3f} of scenes with their captions, {found['others']:.3f} with others; "
         f"{found['retrieval']:.1%} of the scenes find theirs among {found['captions']:.0f}"
