@@ -20,6 +20,7 @@ tables has a name, the heading in results.md:
 import re
 import shlex
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def filled(text: str, folder: Path = RESULTS) -> str:
     return PLACE.sub(lambda found: f"{found[1]}\n{make[found[2]](found[3], folder)}\n{found[4]}", text)
 
 
+@cache
 def frame_of(folder: Path) -> Frame:
     """Read the results of a folder, seen as the study, or sample.py, that made them sees them."""
     results = Results.read(folder)
@@ -60,10 +62,15 @@ def _table(place: str, folder: Path) -> str:
     )
 
 
+@cache
+def findings_of(folder: Path) -> dict[str, str]:
+    results = Results.read(folder)
+    return STUDIES[results.name].findings(results)
+
+
 def _finding(place: str, folder: Path) -> str:
     name, finding = shlex.split(place)
-    results = Results.read(folder / name)
-    return STUDIES[results.name].findings(results)[finding]
+    return findings_of(folder / name)[finding]
 
 
 def _options(place: str, folder: Path) -> str:

@@ -17,7 +17,6 @@ import torch
 from conftest import ROOT, paused
 
 import tauflow
-from benchmarks.pages import filled
 from benchmarks.studies import STUDIES
 from benchmarks.studies.base import Settings, Study, records
 from benchmarks.studies.beyond import Laws, variants
@@ -166,17 +165,16 @@ def test_a_full_disk_says_what_is_safe_and_how_to_resume(full, checkpoint, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_keeps_finished_cells_and_says_how_to_resume(sent, code, tmp_path, capsys):
+def test_a_signal_keeps_finished_cells_and_says_how_to_resume(tmp_path, capsys):
     """The command stops itself after its first cell, so it cannot end before the signal comes."""
     out = tmp_path / "out"
     words = ["order", "--nfes", "8,16", "--samplers", "euler,tr", "--out", str(out), "--no_progress"]
     command = [sys.executable, "-m", "benchmarks", *words]
     process = paused(command, out / "results.json", tmp_path, stderr=subprocess.PIPE, text=True)
-    process.send_signal(sent)
+    process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=120)
-    assert process.returncode == code, errors
+    assert process.returncode == 143, errors
     assert errors.strip() == f"stopped. Finished cells are kept, and the same command resumes ({out})."
     kept = Results.read(out).cells
     assert len(kept) == 1
@@ -192,7 +190,7 @@ def test_other_settings_are_refused(tmp_path):
     with pytest.raises(SettingsError, match=r"nfes: .*8, 16.* there, .*8.* now"):
         Counting(dataclasses.replace(SETTINGS, nfes=(8,))).run(tmp_path)  # its cells may look at all budgets
     (tmp_path / "results.json").write_text("{")
-    with pytest.raises(TauflowError, match="remove it to start again, or choose another folder"):
+    with pytest.raises(TauflowError, match="Remove it to start again, or choose another folder"):
         Counting(SETTINGS).run(tmp_path)
 
 
@@ -319,15 +317,11 @@ UNIFORM = str(SHIPPED / "countdown_uniform.ckpt")
 REFUSED = [
     ("two checkpoints have a masked source", "countdown --smoke --ckpt CKPT CKPT"),
     ("--nfes must be at least 1, got 0", "countdown --nfes 0 --ckpt CKPT"),
-    ("argument --nfes: '8,x' is not a list of whole numbers", "countdown --nfes 8,x"),
-    ("--samples must be at least 1", "countdown --samples 0 --ckpt CKPT"),
     ("unknown sampler 'nonsense'", "countdown --smoke --samplers nonsense --ckpt CKPT"),
-    ("argument --samplers: it is empty", "order --smoke --samplers ''"),
     ("bridge.*masked", "countdown --smoke --samplers bridge --ckpt CKPT"),
     ("image_orders needs --ckpt", "image_orders --smoke"),
     ("images needs a checkpoint of pictures.*this one is of Countdown", "images --smoke --ckpt CKPT"),
     ("the study countdown has no use for --nll_items", "countdown --smoke --nll_items 4 --ckpt CKPT"),
-    ("--nll_items must be at least 1", "image_orders --nll_items 0 --ckpt CKPT"),
     ("the study order has no use for --ckpt", "order --ckpt CKPT"),
     ("the law of tweedie cannot be computed on the oracle", "order --smoke --samplers tweedie"),
     ("from --nfes 3 on", "hamming --smoke --nfes 2,4 --ckpt CKPT"),
@@ -336,10 +330,8 @@ REFUSED = [
     ("nowhere/model.ckpt", "countdown --smoke --ckpt nowhere/model.ckpt"),
     ("judge", "countdown --smoke --judge ngram --ckpt CKPT"),
     ("--data takes KEY=VALUE, such as files=corpus.txt, not 'files'", "countdown --data files"),
-    ("isn't valid YAML", "countdown --data 'files=[a'"),
     ("length.*decided by the checkpoint", "countdown --data length=3 --ckpt CKPT"),
     ("invalid choice: 'nonsense' .*countdown", "nonsense"),
-    ("unrecognized arguments: --sample", "countdown --sample 3"),
 ]
 
 
@@ -384,60 +376,16 @@ def test_settings_of_the_data_are_words_of_the_command_line():
 # The committed results
 
 
-GUIDES = [ROOT / "docs" / name for name in ("antibodies.md", "choosing-a-sampler.md", "conditions.md")]
-PAGES = sorted([*(ROOT / "docs" / "results").glob("*.md"), *GUIDES, ROOT / "README.md"])
-
-
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.exists()], ids=lambda page: str(page.relative_to(ROOT))
-)
-def test_pages_show_the_committed_numbers(page):
-    """Written anew with `python -m benchmarks pages PAGE`."""
-    assert filled(page.read_text()) == page.read_text()
-
-
-def test_a_page_with_an_old_number_is_found(tmp_path):
-    factors = {"source": "masked", "sampler": "tr", "nfe": 8}
-    Results("countdown", {}, [Cell(factors, records(factors, {"m": Measured(0.25)}))]).save(
-        tmp_path / "folder"
-    )
-    page = (
-        '<!-- table folder "masked" m -->\n\n| masked: m | 8 |\n|---|---|\n| tr | 0.3500 |\n\n<!-- end -->\n'
-    )
-    assert "| tr | 0.2500 |" in filled(page, tmp_path)
-    assert filled(filled(page, tmp_path), tmp_path) == filled(page, tmp_path)
-    with pytest.raises(TauflowError, match="no m of masked for euler"):
-        filled(page.replace(" m -->", " m rows=euler -->"), tmp_path)
-
-
-def test_a_row_of_a_page_may_be_a_spec(tmp_path):
-    factors = {"source": "masked", "sampler": "tr_cie(grid=tau)", "nfe": 8}
-    Results("countdown", {}, [Cell(factors, records(factors, {"m": Measured(0.5)}))]).save(
-        tmp_path / "folder"
-    )
-    page = '<!-- table folder masked m rows="tr_cie(grid=tau)" ratio="tr_cie(grid=tau)" -->\n<!-- end -->\n'
-    assert "| tr_cie(grid=tau) | 1.000 |" in filled(page, tmp_path)
-
-
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_committed_files_belong_together(folder):
-    """Written anew with `save(STUDIES[results.name], results, folder)`."""
-    results = Results.read(folder)
-    assert set(FILES[1:]) <= {path.name for path in folder.iterdir()}  # figures are in the docs
-    assert (folder / "results.csv").read_text() == to_csv(results)
-    assert (folder / "results.md").read_text() == to_markdown(STUDIES[results.name], results)
-
-
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_committed_samplers_can_be_named_again(folder):
-    results = Results.read(folder)
-    specs = {str(record.factors.get("sampler", "auto")) for record in results.records} - {
-        REAL,
-        "auto",
-        "flow_matching",
-    }
-    for spec in specs:
-        sampler_from(spec)
+def test_committed_files_belong_together():
+    """Written anew with `save(STUDIES[results.name], results, folder)`. Samplers can be named again."""
+    for folder in FOLDERS:
+        results = Results.read(folder)
+        assert set(FILES[1:]) <= {path.name for path in folder.iterdir()}  # figures are in the docs
+        assert (folder / "results.csv").read_text() == to_csv(results), folder
+        assert (folder / "results.md").read_text() == to_markdown(STUDIES[results.name], results), folder
+        for spec in {record.factors.get("sampler", "auto") for record in results.records}:
+            if spec not in (REAL, "auto", "flow_matching"):
+                sampler_from(spec)
 
 
 def resumable(folder: Path) -> bool:
