@@ -84,7 +84,7 @@ def test_first_loss_is_ln_v_exactly():
 
 
 def test_corrupted_loss_on_a_uniform_source_warns():
-    with pytest.warns(UserWarning, match="use loss_on=all"):
+    with pytest.warns(UserWarning, match="Use loss_on=all"):
         module(source="uniform", loss_on="corrupted")
 
 

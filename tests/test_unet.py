@@ -156,8 +156,8 @@ def test_settings_that_cannot_be(settings: dict, words: str) -> None:
         UNetConfig(**settings)
 
 
-def test_a_unet_is_for_pictures_and_anchors_for_masks() -> None:
-    with pytest.raises(ValueError, match="for pictures of shape"):
+def test_a_unet_is_for_images_and_anchors_for_masks() -> None:
+    with pytest.raises(ValueError, match="for images of shape"):
         UNetConfig(8).build((24,), V + 1, V)
     with pytest.raises(ValueError, match="masked source"):
         UNetConfig(8, anchors=True).build((4, 6), V, V)

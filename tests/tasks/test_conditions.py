@@ -16,7 +16,7 @@ from tauflow.tasks import Countdown, DataFacts, LabelledCountdown
 from tauflow.tasks.data import GlobalBatches, Numbered, TaskData
 from tauflow.tasks.task import Share, Shuffled
 from tauflow.train import DFMModule
-from tauflow.train.bound import check_values, condition_of, tokens_of
+from tauflow.train.bound import batch_condition, batch_tokens, check_values
 from tauflow.train.checkpoint import AtomicCheckpointIO
 
 
@@ -126,22 +126,22 @@ def test_a_run_with_conditions_is_saved_loaded_and_guided(tmp_path):
 
 def test_what_does_not_fit_is_refused():
     facts, given = DataFacts(6, (4, 4), (3,)), {"tokens": torch.zeros(2, 4, 4, dtype=torch.int32)}
-    assert tokens_of(given, facts).shape == (2, 16)
-    assert tokens_of(given, facts).dtype == torch.long
+    assert batch_tokens(given, facts).shape == (2, 16)
+    assert batch_tokens(given, facts).dtype == torch.long
     label = torch.zeros(2, 1, dtype=torch.long)
     for batch, wanted, message in (
-        (torch.zeros(2, 16), facts, "a batch must be a dict"),
+        (torch.zeros(2, 16), facts, "A batch must be a dict"),
         (
             {"tokens": torch.zeros(2, 15)},
             facts,
             r"made for shape \(4, 4\) of 6 tokens, conditions \(3,\), a batch has",
         ),
-        (given, facts, 'a batch has no "condition"; add it'),
-        (given | {"condition": label}, DataFacts(6, (16,)), "but the network takes none; say in the task"),
+        (given, facts, 'a batch has no "condition"\. Add it'),
+        (given | {"condition": label}, DataFacts(6, (16,)), "but the network takes none\. Say in the task"),
         (given | {"condition": label.flatten()}, facts, "made for 1 columns"),
     ):
         with pytest.raises(SettingsError, match=message):
-            _ = tokens_of(batch, wanted), condition_of(batch, wanted)
+            _ = batch_tokens(batch, wanted), batch_condition(batch, wanted)
     with pytest.raises(SettingsError, match=r"conditions \(3,\), but the network of Plain takes none"):
         DFMModule(facts, network=Plain())
     with pytest.raises(ValueError, match="condition_dropout must be in"):
@@ -265,11 +265,11 @@ def test_the_marginal_source_needs_the_law_of_the_data():
         ({"tokens": torch.rand(2, 4)}, "tokens of a batch must be whole numbers"),
         (
             {"tokens": torch.full((2, 4), 6)},
-            r"tokens of a batch must lie in 0 \.\. 5, got 6 to 6; count from 0",
+            r"tokens of a batch must be in 0 \.\. 5, got 6 to 6\. Count from 0",
         ),
         (
             {"tokens": torch.zeros(2, 4).long(), "condition": torch.tensor([[1], [2]])},
-            r"must lie in -1 \.\. 1",
+            r"must be in -1 \.\. 1",
         ),
         ({"tokens": torch.zeros(2, 4).long(), "condition": torch.rand(2, 1)}, "must be whole numbers"),
     ],
@@ -284,5 +284,5 @@ def test_values_of_a_batch_that_do_not_fit_are_refused(batch, message):
 def test_training_refuses_such_a_batch(tmp_path):
     items = [{"tokens": torch.zeros(4).long(), "condition": torch.tensor([2])}] * 4
     own = DFMModule(DataFacts(6, (4,), (2,)), network=NETWORK)
-    with pytest.raises(SettingsError, match="column 0 of the condition of a batch must lie in"):
+    with pytest.raises(SettingsError, match="column 0 of the condition of a batch must be in"):
         Trainer(max_steps=1, default_root_dir=tmp_path, **TRAINER).fit(own, DataLoader(items, batch_size=2))

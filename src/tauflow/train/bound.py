@@ -1,6 +1,10 @@
-"""What is minimised, the cross-entropy on x_1, and the mean of what is reported.
+"""The validation bound: the generalized-KL bound on -ln p(x_1) of fixed items under fixed noise.
 
-Shapes: R rows, V data tokens.
+An item is looked at in one place kappa, spread evenly over items, and the mean over items estimates the
+integral over kappa. With it: what a batch must contain, {"tokens": (b, D) or (b, *shape), "condition"?: (b,
+C)}.
+
+Shapes: b items of a batch, D coordinates, R rows that count, V data tokens, C columns of a condition.
 """
 
 from dataclasses import dataclass
@@ -19,6 +23,8 @@ from tauflow.numerics import generator_for
 from tauflow.process import Noise, Process, spread_kappas
 from tauflow.tasks.metrics import joined
 from tauflow.tasks.task import DataFacts
+
+Batch = dict[str, Tensor]
 
 
 def cross_entropy(logits: Tensor, x_1: Tensor) -> Tensor:
@@ -40,46 +46,43 @@ def stratified_mean(values: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     return values.mean(), error
 
 
-# What a batch must hold: {"tokens": (b, D) or (b, *shape), "condition"?: (b, C)}.
+# Batches
 
 
-Batch = dict[str, Tensor]
-
-
-def tokens_of(batch: Batch, facts: DataFacts) -> Tensor:
-    """Return the tokens (b, D) of a batch; refuse one that does not fit the model."""
+def batch_tokens(batch: Batch, facts: DataFacts) -> Tensor:
+    """Return the tokens (b, D) of a batch, which must fit the model."""
     if not isinstance(batch, dict) or "tokens" not in batch:
         raise SettingsError(
-            'a batch must be a dict {"tokens": ..., "condition"?: ...}; make the items of the data set so'
+            'A batch must be a dict {"tokens": ..., "condition"?: ...}. Make the items of the data set so.'
         )
     tokens = batch["tokens"]
     if tokens.ndim < 2 or tokens[0].numel() != facts.length:
         raise SettingsError(
-            f"the model is made for {facts}, a batch has tokens of the shape {tuple(tokens.shape)}"
+            f"The model is made for {facts}, a batch has tokens of the shape {tuple(tokens.shape)}."
         )
     return tokens.flatten(1).long()
 
 
-def condition_of(batch: Batch, facts: DataFacts) -> Tensor | None:
-    """Return the condition (b, C) of a batch, None where the data has none; refuse one that does not fit."""
+def batch_condition(batch: Batch, facts: DataFacts) -> Tensor | None:
+    """Return the condition (b, C) of a batch, which must fit the model; None for data without conditions."""
     condition = batch.get("condition")
     columns = len(facts.conditions)
     if condition is None:
         if columns:
             raise SettingsError(
-                f'the data is said to have conditions {facts.conditions}, a batch has no "condition"; '
-                "add it to the items, or drop the conditions from the task"
+                f'The data is said to have conditions {facts.conditions}, a batch has no "condition". '
+                "Add it to the items, or remove the conditions from the task."
             )
         return None
     if not columns:
         raise SettingsError(
-            'a batch has a "condition", but the network takes none; say in the task (or DataFacts) '
-            "what conditions the data has, or drop it from the items"
+            'A batch has a "condition", but the network takes none. Say in the task (or DataFacts) '
+            "what conditions the data has, or remove it from the items."
         )
     if condition.shape[1:] != (columns,):
         raise SettingsError(
-            f"the condition of a batch has the shape {tuple(condition.shape)}, the model is made for "
-            f"{columns} columns"
+            f"The condition of a batch has the shape {tuple(condition.shape)}, the model is made for "
+            f"{columns} columns."
         )
     return condition.long()
 
@@ -89,28 +92,26 @@ def check_values(batch: Batch, facts: DataFacts) -> None:
 
     A label that is too large by one would otherwise train as a dropped one.
     """
-    _refuse("tokens", tokens_of(batch, facts), batch["tokens"], 0, facts.num_tokens)
-    condition = condition_of(batch, facts)
+    _check_range("tokens", batch_tokens(batch, facts), batch["tokens"], 0, facts.num_tokens)
+    condition = batch_condition(batch, facts)
     if condition is not None:
         for column, size in enumerate(facts.conditions):
             name = f"column {column} of the condition"
-            _refuse(name, condition[:, column], batch["condition"], DROPPED, size)
+            _check_range(name, condition[:, column], batch["condition"], DROPPED, size)
 
 
-def _refuse(name: str, values: Tensor, given: Tensor, lowest: int, end: int) -> None:
+def _check_range(name: str, values: Tensor, given: Tensor, lowest: int, end: int) -> None:
     """Raise unless values were given as whole numbers from the lowest to one before the end."""
     if given.is_floating_point() or given.dtype == torch.bool:
-        raise SettingsError(f"the {name} of a batch must be whole numbers, got {given.dtype}")
+        raise SettingsError(f"The {name} of a batch must be whole numbers, got {given.dtype}.")
     if values.numel() and not lowest <= int(values.min()) <= int(values.max()) < end:
         raise SettingsError(
-            f"the {name} of a batch must lie in {lowest} .. {end - 1}, got {int(values.min())} to "
-            f"{int(values.max())}; count from 0"
+            f"The {name} of a batch must be in {lowest} .. {end - 1}, got {int(values.min())} to "
+            f"{int(values.max())}. Count from 0."
         )
 
 
-# The generalized-KL bound on -ln p(x_1) of fixed items under fixed noise, as validation reports it.
-#
-# Shapes: b items of a batch, D coordinates, R rows that count, V data tokens.
+# The bound
 
 
 def posterior_inputs(network: Network, x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor:
@@ -133,7 +134,7 @@ class Validated(NamedTuple):
     """What is known of a validation batch."""
 
     bound: Tensor  # (b,) nats per coordinate, float64
-    kappa: Tensor  # (b,) where each item was looked at: kappa, or as far on the clock of another process
+    kappa: Tensor  # (b,) where each item was looked at: kappa, or the share of another process's clock
     losses: Tensor  # (R,) cross-entropies of the rows that were redrawn
     quarters: Tensor  # (R,) the quarter of kappa, 0 to 3, that each of them is in
 

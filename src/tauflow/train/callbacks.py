@@ -19,12 +19,15 @@ from tauflow.train.module import DFMModule
 class Checkpoints(Checkpoint):
     """Writes `best.ckpt` and `last.ckpt` into the run's folder.
 
-    Both are written after every validation, `last.ckpt` also at the end.
+    Both are written after every validation, `last.ckpt` also at the end. Lightning's `ModelCheckpoint` can't
+    promise this: it writes last.ckpt after a validation only if the best one changed, and never twice at one
+    step, though only after the validation, or at the end, the checkpoint knows that it's done. It also
+    forgets the best score when the run's folder has moved or a setting of the callback has changed.
 
     Args:
         monitor: logged metric that decides which checkpoint is the best.
         mode: whether less or more of it is better.
-        every_n_steps: also write `last.ckpt` every so many optimizer steps; by default only at validations.
+        every_n_steps: also write `last.ckpt` every N optimizer steps; by default only at validations.
     """
 
     def __init__(
@@ -35,8 +38,8 @@ class Checkpoints(Checkpoint):
     ):
         if every_n_steps is not None and every_n_steps < 1:
             raise SettingsError(
-                f"--checkpoints.every_n_steps must be at least 1, got {every_n_steps}; drop it to save at "
-                "validations only"
+                f"--checkpoints.every_n_steps must be at least 1, got {every_n_steps}. Remove it to save at "
+                "validations only."
             )
         self.monitor = monitor
         self.mode = mode
@@ -83,21 +86,20 @@ class Checkpoints(Checkpoint):
             trainer.should_stop = False
             return
         trainer.should_stop |= self._stop_waits
-        due = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
-        if due and trainer.global_step != self.last_step and not self._more_follows(trainer, batch_idx):
+        step = trainer.global_step
+        if not self.every_n_steps or step % self.every_n_steps or step == self.last_step:
+            return
+        # A validation or the end, which may follow, know more and save this step.
+        ends = step >= trainer.estimated_stepping_batches or trainer.should_stop
+        if not ends and not validation_follows(trainer, batch_idx):
             self.save_last(trainer)
-
-    def _more_follows(self, trainer: Trainer, batch_idx: int) -> bool:
-        """Return whether this step is followed by a validation or the end, which know more and save it."""
-        ends = trainer.global_step >= trainer.estimated_stepping_batches or trainer.should_stop
-        return ends or validation_follows(trainer, batch_idx)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit":
             return
-        self._refuse_unknown(trainer, pl_module)
+        self._check_monitor(trainer, pl_module)
         if trainer.sanity_checking:
-            return  # the check above has been made before any training
+            return
         score = trainer.callback_metrics[self.monitor].item()
         sign = 1 if self.mode == "min" else -1
         if self.best_score is None or math.isnan(self.best_score) or sign * score < sign * self.best_score:
@@ -106,15 +108,15 @@ class Checkpoints(Checkpoint):
             self._save(trainer, self.best_path)
         self.save_last(trainer)
 
-    def _refuse_unknown(self, trainer: Trainer, module: LightningModule) -> None:
-        """Raise unless the monitor is logged; before training, metrics of steps count as logged."""
+    def _check_monitor(self, trainer: Trainer, module: LightningModule) -> None:
+        """Raise unless the monitor is logged. Before training, metrics of steps count as logged."""
         known = set(trainer.callback_metrics)
         if trainer.sanity_checking:
             known |= set(getattr(module, "step_metrics", ()))
         if self.monitor not in known:
             raise SettingsError(
-                f"--checkpoints.monitor {self.monitor!r} was not logged by this validation; logged were: "
-                f"{', '.join(sorted(known))}"
+                f"--checkpoints.monitor must be a logged metric, got {self.monitor!r}. Logged were: "
+                f"{', '.join(sorted(known))}."
             )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -162,9 +164,9 @@ def validation_follows(trainer: Trainer, batch_idx: int) -> bool:
 
 
 class GracefulStop(Callback):
-    """Ctrl-C or SIGTERM, to any process of the run, ends training after the current step; all is saved.
+    """Ends training after the current step on Ctrl-C or SIGTERM to any process of the run, and saves.
 
-    A second one ends it at once: what was saved before is what there is.
+    A second signal ends it immediately, without saving.
     """
 
     def __init__(self) -> None:
@@ -183,7 +185,10 @@ class GracefulStop(Callback):
             self._restore()
             raise KeyboardInterrupt  # of SIGTERM too: Lightning then ends all processes of the run
         self.asked = signal.Signals(number).name
-        print(f"\n{self.asked}: stopping after this step, then saving; once more to stop at once", flush=True)
+        print(
+            f"\n{self.asked}: stopping after this step, then saving; once more to stop immediately",
+            flush=True,
+        )
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -205,7 +210,7 @@ class GracefulStop(Callback):
 
 
 class Progress(RichProgressBar):
-    """Lightning's bar, which counts epochs where the end is given in steps, without the version number."""
+    """Lightning's progress bar without the version number; it counts epochs if the end is given in steps."""
 
     def _get_train_description(self, current_epoch: int) -> str:
         trainer = self.trainer
@@ -221,10 +226,7 @@ class Progress(RichProgressBar):
 
 
 class Throughput(Callback):
-    """Records tokens per second of training steps over all devices.
-
-    Loading data, validation and checkpoints are not counted.
-    """
+    """Records tokens per second of training steps over all devices, without data loading and validation."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._seconds = 0.0
@@ -251,11 +253,8 @@ class Throughput(Callback):
             self._tokens = 0
 
 
-# What a run says of itself: a summary at the beginning, a line at every validation.
-
-
 class RunSummary(Callback):
-    """Prints what is trained, on what and for how long, in a few lines."""
+    """Prints a summary when training starts: network, data, process, and length."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, DFMModule)
@@ -280,10 +279,10 @@ class RunSummary(Callback):
 
 
 class LogLines(Callback):
-    """Prints a line at every validation where the output is no terminal: a file or the log of a cluster.
+    """Prints a line at every validation if the output isn't a terminal, such as the log of a cluster.
 
     Args:
-        always: print it in a terminal too, for instance where the progress bar is switched off.
+        always: also print it in a terminal, for instance without a progress bar.
     """
 
     def __init__(self, always: bool = False):

@@ -1,4 +1,11 @@
-"""OptimizerConfig: AdamW with warm-up and cosine decay, and the decay of the averaged weights."""
+"""DFMModule: the training loss, the validation bound, the optimizer, and the averaged weights of a denoiser.
+
+The loss is the cross-entropy -ln p(x_1 | x_t) at stratified times t, under noise that is a pure function of
+the seed and the step. So a run is the same however its batches are split, and a resumed run is exact.
+
+Shapes: B items of a global batch (over all devices and accumulated batches), b items of this one,
+D coordinates, R rows, V data tokens, C columns of a condition.
+"""
 
 import copy
 import inspect
@@ -25,12 +32,16 @@ from tauflow.train.bound import (
     Batch,
     Bound,
     Validation,
+    batch_condition,
+    batch_tokens,
     check_values,
-    condition_of,
     posterior_inputs,
-    tokens_of,
 )
 from tauflow.untrusted import path_of
+
+KEY = "tauflow"  # of our entry in a checkpoint
+FORMAT = 2  # of that entry
+Part = tuple[Tensor, Tensor, Tensor]  # loss, positions and times of a batch
 
 
 @dataclass(frozen=True)
@@ -79,13 +90,11 @@ class OptimizerConfig:
         return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-# Exponential moving average of a network's weights, held beside it as a second network.
-
-
 class EMA(nn.Module):
-    """The averaged copy. Validation, samplers and reloaded checkpoints use it; only `update` changes it.
+    """Exponential moving average of a network's weights, as a second network.
 
-    Being a submodule, it is saved, restored and moved with the raw weights, and no weights are ever swapped.
+    Validation, samplers, and reloaded checkpoints use it; only `update` changes it. As a submodule it's
+    saved, restored, and moved with the raw weights, and no weights are ever swapped.
     """
 
     def __init__(self, network: Network, decay: float):
@@ -101,13 +110,6 @@ class EMA(nn.Module):
 
     def train(self, mode: bool = True) -> "EMA":
         return super().train(False)
-
-
-# How a checkpoint describes the model.
-
-
-KEY = "tauflow"
-FORMAT = 2
 
 
 def describe(value: Any) -> Any:
@@ -133,43 +135,46 @@ def _arguments(value: Any) -> dict[str, Any]:
     missing = [name for name in names if not hasattr(value, name)]
     if missing:
         raise SettingsError(
-            f"a checkpoint cannot describe {type(value).__name__}: keep its constructor argument "
-            f"{missing[0]!r} as an attribute of that name"
+            f"A checkpoint can't describe {type(value).__name__}. Keep its constructor argument "
+            f"{missing[0]!r} as an attribute of that name."
         )
     return {name: getattr(value, name) for name in names}
 
 
-# DFMModule: the training loss, the validation bound and the optimizer of a denoiser.
-#
-# Shapes: B items of a global batch (over all devices and accumulated batches), b items of this one,
-# D coordinates, R rows, V data tokens, C columns of a condition.
-
-
-Part = tuple[Tensor, Tensor, Tensor]  # loss, positions and times of a batch
-
-
 class DFMModule(LightningModule):
-    """A discrete-flow-matching denoiser in training.
+    """A discrete-flow-matching denoiser in training, for Lightning's Trainer.
 
-    A batch is {"tokens": (b, D) or (b, *shape), "condition"?: (b, C)}; `TaskData` adds "position" or "index",
-    without which the place of a batch in the run is counted here, so that any DataLoader will do.
+    Use it to train with your own Trainer or DataLoader; `train.py` does the rest for you. A batch is
+    {"tokens": (b, D) or (b, *shape), "condition"?: (b, C)}. `TaskData` adds "position" or "index"; without
+    them the module counts where a batch is in the run, so any DataLoader will do.
 
     Args:
         facts: sizes of the data, from the task.
-        source: where the path starts: masked, uniform, marginal (the unigram law of the data), metric
-            (uniform, then through codes that are ever closer, by the codebook of the data), a class of your
-            own by import path, or a Source.
+        source: where the path starts: masked, uniform, marginal (the unigram distribution of the data),
+            metric (uniform, then through ever closer codes, by the codebook of the data), your own class by
+            import path, or a Source.
         schedule: kappa(t) by name (linear, quadratic, cubic, cosine, cosine_squared, beta) or class
             (tauflow.process.schedules.Polynomial with exponent 1.5).
         network: the network and its sizes.
         loss_on: coordinates that the cross-entropy is taken on; by default the corrupted ones for a masked
             source, all for any other.
         condition_dropout: share of the training items whose condition is dropped, so that the network also
-            learns the data without it, as guidance needs; nothing is drawn for data without conditions.
+            learns the data without it, as guidance needs.
         optimizer: AdamW and the averaging of weights.
         compile_network: torch.compile the parts of the network that are worth it.
-        seed: of the training noise, which is a pure function of the seed and the step, the same however the
-            batch is split.
+        seed: of the training noise.
+
+    Returns:
+        A LightningModule. `module.model()` is the `tauflow.Model` to sample from.
+
+    Example:
+        ```python
+        task = tauflow.Countdown()
+        module = tauflow.DFMModule(task.facts, source="uniform")
+        trainer = lightning.Trainer(max_steps=1000)
+        trainer.fit(module, tauflow.tasks.data.TaskData(task))
+        tauflow.sample(module.model(), "tr_cie", nfe=16, count=4)
+        ```
     """
 
     step_metrics = ("train/loss",)  # logged at every step, so a monitor may name them
@@ -188,7 +193,7 @@ class DFMModule(LightningModule):
     ):
         super().__init__()
         if not 0 <= condition_dropout < 1:
-            raise SettingsError(f"condition_dropout must be in [0, 1), got {condition_dropout}")
+            raise SettingsError(f"condition_dropout must be in [0, 1), got {condition_dropout}.")
         self.facts = facts
         self.source = source_from(source, facts.num_tokens, facts.unigrams, facts.codebook)
         self.schedule = schedule_from(schedule)
@@ -200,14 +205,14 @@ class DFMModule(LightningModule):
         self.seed = seed
         if self.loss_on == "corrupted" and not self.process.redraws:
             raise SettingsError(
-                f"a {self.process.name} source moves every coordinate a little and redraws none, so there is "
-                "no loss on corrupted ones; use loss_on=all"
+                f"A {self.process.name} source moves every coordinate a little and redraws none, so there is "
+                "no loss on corrupted ones. Use loss_on=all."
             )
         if self.loss_on == "corrupted" and not self.process.absorbing:
             rank_zero_warn(
                 f"loss_on=corrupted with a {self.process.name} source learns p(x_1 | x_t, redrawn), not the "
-                "p(x_1 | x_t) that the bound and the samplers take it for; use loss_on=all unless that is "
-                "what you study"
+                "p(x_1 | x_t) that the bound and the samplers need. Use loss_on=all unless that is what you "
+                "study."
             )
         self.network_config = network
         self.network: Network = network_from(
@@ -253,17 +258,17 @@ class DFMModule(LightningModule):
 
     def setup(self, stage: str) -> None:
         if self.task is not None:
-            describe(self.task)  # what a checkpoint could not describe is refused before any work
+            describe(self.task)  # raises before any work if a checkpoint couldn't describe it
             if self.task.facts != self.facts:
                 raise SettingsError(
-                    f"the model is made for {self.facts}, the task has {self.task.facts}; give DFMModule "
-                    "task.facts"
+                    f"The model is made for {self.facts}, the task has {self.task.facts}. Pass task.facts to "
+                    "DFMModule."
                 )
         timeless = getattr(self.network_config, "time", None) is False
         if stage == "fit" and timeless and not self.process.absorbing:
             rank_zero_warn(
-                f"the network is not told the time, but p(x_1 | x_t) of a {self.process.name} source depends "
-                "on it; train with --model.network.time true unless that is what you study"
+                f"The network doesn't get the time, but p(x_1 | x_t) of a {self.process.name} source depends "
+                "on it. Train with --model.network.time true unless that is what you study."
             )
         if stage == "fit" and self.compile_network:
             self.network.compile_parts()
@@ -291,7 +296,7 @@ class DFMModule(LightningModule):
         return (number * count + torch.arange(count)) * trainer.world_size + trainer.global_rank
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        x_1 = tokens_of(batch, self.facts)
+        x_1 = batch_tokens(batch, self.facts)
         if batch_idx == 0 or x_1.device.type == "cpu":  # elsewhere the check would wait for the device
             check_values(batch, self.facts)
         shares = self.trainer.world_size * self.trainer.accumulate_grad_batches
@@ -300,7 +305,7 @@ class DFMModule(LightningModule):
         rows = position % batch_size
         step = int(position[0]) // batch_size
         noise = self.training_noise(step, batch_size)
-        condition = condition_of(batch, self.facts)
+        condition = batch_condition(batch, self.facts)
         if condition is not None:
             lost = self.dropped(step, batch_size)[rows].to(condition.device)
             condition = condition.masked_fill(lost[:, None], DROPPED)
@@ -339,10 +344,10 @@ class DFMModule(LightningModule):
         norm = torch.nn.utils.get_total_norm(gradients)
         loss = torch.stack([part[0] for part in self._parts]).mean()
         loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # not finite on one rank is so on all
-        self._guard("loss", loss)
+        self._check_finite("loss", loss)
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler is None:  # a gradient scaler skips such steps itself
-            self._guard("gradient norm", norm)
+            self._check_finite("gradient norm", norm)
         self._parts.clear()
         self.log("train/loss", loss, prog_bar=True, logger=False)
         step = self.trainer.global_step + 1  # from 1: step n and the validation after n steps stand together
@@ -360,19 +365,19 @@ class DFMModule(LightningModule):
         super().optimizer_step(*args, **kwargs)
         self.ema.update(self.network, self.trainer.global_step + 1)
 
-    def _guard(self, name: str, value: Tensor) -> None:
-        """Stop before the weights are touched if a loss or gradient is not finite, and say where."""
+    def _check_finite(self, name: str, value: Tensor) -> None:
+        """Raise, before the weights are touched, if a loss or gradient isn't finite."""
         if torch.isfinite(value):
             return
         own, position, t = next(
             (part for part in self._parts if not torch.isfinite(part[0])), self._parts[-1]
         )
         raise NonFiniteLoss(
-            f"the {name} is {value.item()} at step {self.trainer.global_step + 1} (loss {own.item()} on rank "
+            f"The {name} is {value.item()} at step {self.trainer.global_step + 1} (loss {own.item()} on rank "
             f"{self.trainer.global_rank} for items {position.min()} to {position.max()}, t from "
-            f"{t.min():.4f} to {t.max():.4f}); training stopped before the weights were changed. Resume from "
+            f"{t.min():.4f} to {t.max():.4f}). Training stopped before the weights were changed. Resume from "
             "the last checkpoint with a lower --model.optimizer.learning_rate, a smaller "
-            "--trainer.gradient_clip_val, or --trainer.precision 32-true"
+            "--trainer.gradient_clip_val, or --trainer.precision 32-true."
         )
 
     def configure_optimizers(self) -> Any:
@@ -390,7 +395,7 @@ class DFMModule(LightningModule):
         self._validated = 0  # items of this rank so far
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        x_1 = tokens_of(batch, self.facts)
+        x_1 = batch_tokens(batch, self.facts)
         mine = torch.arange(self._validated, self._validated + len(x_1))
         index = (
             batch["index"].cpu()
@@ -398,7 +403,7 @@ class DFMModule(LightningModule):
             else mine * self.trainer.world_size + self.trainer.global_rank
         )
         self._validated += len(x_1)
-        seen = self.validation(self.ema.network, x_1, index, condition_of(batch, self.facts))
+        seen = self.validation(self.ema.network, x_1, index, batch_condition(batch, self.facts))
         self.bound.update(seen.bound, seen.kappa)
         for number, metric in enumerate(self.loss_by_quarter):
             metric.update(seen.losses[seen.quarters == number])
