@@ -335,7 +335,7 @@ def test_what_is_known_within_a_sample(loaded):
     assert knowing.lengths(torch.tensor([[a, end, end, b, a, end], [a, b, b, b, end, b]])).tolist() == [5, 4]
     assert knowing.sized(6).lengths(torch.tensor([[a, end, end, b, a, end]])).tolist() == [1]
     tokens = torch.zeros(2, 6, dtype=torch.long)
-    with pytest.raises(SettingsError, match="measured together end at the same place"):
+    with pytest.raises(SettingsError, match="measured together must end at the same place"):
         task.knowing(Prompt(tokens, torch.arange(6) < torch.tensor([[2], [3]])))
 
 
@@ -400,7 +400,7 @@ BAD = {
     "prompts must be texts": {"prompts": []},
     "prompts must be texts or conversations, got b'ab'": {"prompts": b"ab"},
     "A prompt must be a text or a list of messages": {"prompts": [3]},
-    "a message has a role and a content": {"prompts": [{"role": "user"}]},
+    "A message must have a role and a content": {"prompts": [{"role": "user"}]},
     "the guidance weight must be a finite number": {"guidance": float("nan")},
     "temperature must be above 0": {"temperature": 0.0},
 }
@@ -418,7 +418,7 @@ def test_bad_models_and_canvases(loaded, gemma):
         SettingsError, match=r"needs a language model from tauflow\.pretrained, got Countdown"
     ):
         tauflow.generate(dataclasses.replace(loaded["llada"], task=tauflow.Countdown()), "ab", N)
-    with pytest.raises(SettingsError, match="12 tokens are more than the 6 that the model can read"):
+    with pytest.raises(SettingsError, match="length must be at most 6, which is what the model can read"):
         tauflow.generate(gemma, "w1", 12, block=12)
     with pytest.raises(SettingsError, match="Prompt 1 \(30 tokens\) and 12 new tokens must fit"):
         tauflow.generate(gemma, "w1 " * 30, 12)

@@ -173,11 +173,11 @@ def test_ids_and_tokens():
     ids = Ids([7, 2, 3, 5], 9, mask=4)
     assert ids.table.tolist() == [2, 3, 5, 7, 4]
     assert ids.runs == [(2, 4), (5, 6), (7, 8)]
-    assert ids.tokens([7, 4, 2, 100, -1]) == [3, -1, 0, -1, -1]
-    assert ids.of([3, 4]) == [7, 4]
+    assert ids.to_tokens([7, 4, 2, 100, -1]) == [3, -1, 0, -1, -1]
+    assert ids.to_ids([3, 4]) == [7, 4]
     assert Ids.all_but(None, 3).table.tolist() == [0, 1, 2]
     for kept, mask in (([4], 4), ([9], 4), ([], 4)):
-        with pytest.raises(CheckpointError, match="data tokens of a model are some of its 9 ids"):
+        with pytest.raises(CheckpointError, match="data tokens of a model must be some of its 9 ids"):
             Ids(kept, 9, mask)
 
 
@@ -219,7 +219,9 @@ def test_texts_and_tokens(loaded):
     assert task.text.decode(tokens) == text
     assert task.text.decode([*tokens[:2], task.num_tokens, *tokens[2:4]]) == "Gr_ü"
     assert task.texts(torch.full((1, 3), task.num_tokens)) == ["___"]
-    with pytest.raises(SettingsError, match=re.escape("has the token '<|mask|>', which is none of those")):
+    with pytest.raises(
+        SettingsError, match=re.escape("has the token '<|mask|>', which the model can't draw")
+    ):
         task.prompt("a <|mask|>")
     with pytest.raises(
         SettingsError, match=f"the text takes {len(tokens)} tokens, the model has {D}; shorten"
@@ -347,7 +349,9 @@ def test_any_masked_language_model(kind, tmp_path, monkeypatch):
 
 def test_positions_that_a_model_has(tmp_path):
     write_masked(tmp_path, "Roberta")
-    with pytest.raises(SettingsError, match="30 tokens are more than the 29 that the model can read"):
+    with pytest.raises(
+        SettingsError, match="length must be at most 29, which is what the model can read, got 30"
+    ):
         pretrained(tmp_path, length=30)  # 32 positions from 1 on, less the frame
     trained = pretrained(tmp_path)
     assert trained.model.shape == trained.task.shape == (29,)
@@ -472,7 +476,7 @@ def test_dtype_device_and_length(folders):
     for settings, said in (
         ({"dtype": "int8"}, "dtype must be a floating-point type"),
         ({"device_map": "auto"}, "device_map must be one device"),
-        ({"length": 65}, "65 tokens are more than the 64 that the model can read"),
+        ({"length": 65}, "length must be at most 64, which is what the model can read, got 65"),
         ({"length": 0}, "length must be a whole number of at least 1"),
         ({"rates": "metric"}, "rates must be mixture for llada"),
     ):
@@ -582,17 +586,17 @@ FAULTS = {
     "no mask": (
         "esm",
         lambda folder: changed(folder, "config.json", mask_token_id=99),
-        "is 99, which is none of the 33 ids",
+        "must be one of its 33 ids, got 99",
     ),
     "a mask that is no number": (
         "llada",
         lambda folder: changed(folder, "config.json", mask_token_id="257"),
-        "is '257', which is none of the 272 ids",
+        "must be one of its 272 ids, got '257'",
     ),
     "a mask that is a truth": (
         "llada",
         lambda folder: changed(folder, "config.json", mask_token_id=True),
-        "is True, which is none of the 272 ids",
+        "must be one of its 272 ids, got True",
     ),
     "another class of Dream": (
         "dream",
@@ -602,12 +606,12 @@ FAULTS = {
     "another mask": (
         "dream",
         lambda folder: changed(folder, "config.json", mask_token_id=250),
-        "has the mask 257, the model 250",
+        "has the mask 257, but the model has 250",
     ),
     "other letters": (
         "esm",
         lambda folder: (folder / "vocab.txt").write_text("\n".join(tiny.PROTEINS).replace("W", "J")),
-        "has no token 'W', which esm models draw",
+        "has no token 'W', which esm models need",
     ),
     "a folding model": (
         "esm",

@@ -286,7 +286,7 @@ class Canvases(Language):
 
     def condition(self, text: str) -> Tensor:
         """Return a prompt as a condition (C,)."""
-        return self.row(self.text.begun(self.text.encode(text)))
+        return self.row(self.text.add_begin(self.text.encode(text)))
 
     def row(self, tokens: list[int]) -> Tensor:
         """Return the tokens of a prompt as a condition (C,)."""

@@ -125,7 +125,9 @@ def generate(
         [' Paris, and the capital of Italy is Rome']
     """
     task = _language_task(trained)
-    encoded = [task.text.begun(task.text.encode(_write(prompt, task))) for prompt in _list_prompts(prompts)]
+    encoded = [
+        task.text.add_begin(task.text.encode(_write(prompt, task))) for prompt in _list_prompts(prompts)
+    ]
     length, size = _choose_sizes(task, encoded, max_new_tokens, block)
     check_blocks(length, size, nfe)
     chosen = sampler_from(sampler, trained.model)

@@ -1,8 +1,10 @@
-"""Ids of a model as tokens of tauflow: the one adapter between them.
+"""Language models: their ids as tauflow's tokens, their tokenizers, and the task of their texts.
 
-A model of others numbers its vocabulary in its own way: the mask stands anywhere, some ids are never drawn,
-frame tokens stand around a sequence, and the logits of a token may stand at the position before it. tauflow's
-tokens are 0 to V - 1, and the mask, where there is one, is V.
+Each pretrained model numbers its vocabulary in its own way: the mask can be any id, some ids are never drawn,
+frame tokens go around a sequence, and the logits of a token may be at the position before it. In tauflow,
+tokens are 0 to V - 1, and the mask, if there is one, is V. `IdNetwork` is the one adapter between the two.
+
+The tokenizer is read by a Transformers class. Code that comes with one never runs.
 
 Shapes: B sequences, D coordinates, V data tokens, N ids, F tokens of the frame, L = D + F positions, W width.
 """
@@ -31,6 +33,13 @@ from tauflow.tasks.text.vocabulary import Vocabulary
 from tauflow.train import Trained
 from tauflow.untrusted import blame_tokenizer, check_tokenizer, limit_template
 
+LENGTH = 128  # default number of tokens of a sample
+MASK = "_"  # how a mask is shown
+OTHER_TOKENIZER = "Use the tokenizer that belongs to the model."
+
+
+# Ids and tokens
+
 
 class Ids:
     """Which ids are data tokens: token s is the s-th smallest of them, the mask V is the id `mask`."""
@@ -41,8 +50,8 @@ class Ids:
         self.kept = torch.tensor(sorted(set(kept)), dtype=torch.long)  # (V,)
         if not len(self.kept) or self.kept[0] < 0 or self.kept[-1] >= num_ids or mask in self.kept.tolist():
             raise CheckpointError(
-                f"the data tokens of a model are some of its {num_ids} ids, and not its mask {mask}; got "
-                f"{len(self.kept)} from {self.kept[:1].tolist()} to {self.kept[-1:].tolist()}"
+                f"The data tokens of a model must be some of its {num_ids} ids without its mask {mask}, got "
+                f"{len(self.kept)} from {self.kept[:1].tolist()} to {self.kept[-1:].tolist()}."
             )
         self._tokens = torch.full((num_ids,), -1).scatter(0, self.kept, torch.arange(len(self.kept)))
 
@@ -66,30 +75,30 @@ class Ids:
         parts = self.kept.tensor_split(breaks.tolist())
         return [(int(part[0]), int(part[-1]) + 1) for part in parts]
 
-    def tokens(self, ids: Sequence[int]) -> list[int]:
-        """Return the tokens of ids; -1 for an id that is no data token."""
+    def to_tokens(self, ids: Sequence[int]) -> list[int]:
+        """Return the tokens of ids, and -1 for an id that isn't a data token."""
         return [int(self._tokens[each]) if 0 <= each < self.num_ids else -1 for each in ids]
 
-    def of(self, tokens: Sequence[int]) -> list[int]:
+    def to_ids(self, tokens: Sequence[int]) -> list[int]:
         """Return the ids of tokens (and of the mask V)."""
-        return self.table[torch.tensor(tokens, dtype=torch.long)].tolist() if len(tokens) else []
+        return self.table[torch.tensor(tokens, dtype=torch.long)].tolist()
 
 
 class IdNetwork(Network):
     """A network over ids as a network over tokens.
 
-    Coordinates that are not read (`attention`) are taken out before the network sees a sequence, so that each
+    Coordinates that the network must not read (`attention`) are taken out before it sees a sequence. So each
     sequence of a ragged batch is framed and numbered as if it were alone.
 
     Args:
         host: a module with hidden(ids (B, L), t (B,), attention (B, L) or None) -> (B, L, W), where attention
             is true up to the end of each sequence, and head(rows (..., W)) -> logits (..., N) of all ids,
-            which are written over.
-        ids: which of them are data tokens.
+            which are overwritten.
+        ids: which ids are data tokens.
         before: ids before a sequence.
         after: ids after it.
-        shift: 1 where the row of a token stands at the position before it; the first row has to do for the
-            first token too where nothing stands before it.
+        shift: 1 if the row of a token is at the position before it. If nothing is before the first token, it
+            shares the first row with the second.
     """
 
     attends = True
@@ -104,10 +113,10 @@ class IdNetwork(Network):
         self.before = list(before)
         self.after = list(after)
         self.shift = shift
-        self._first, self._moves = gathered(ids.runs)
+        self._first, self._moves = _plan_moves(ids.runs)
         self.register_buffer("table", ids.table, persistent=False)
 
-    def hidden(  # type: ignore[override]  # it has no conditions
+    def hidden(  # type: ignore[override]  # no conditions
         self, x: Tensor, t: Tensor, attention: Tensor | None = None
     ) -> Tensor:
         ids = self.table[x]
@@ -121,12 +130,12 @@ class IdNetwork(Network):
         return rows[:, first : first + x.shape[1]]
 
     def _ragged(self, ids: Tensor, t: Tensor, attention: Tensor) -> Tensor:
-        """Return rows (B, D, W) of ids (B, D) that are in part not read; the rows of those mean nothing."""
-        numbers = attention.cumsum(1) - 1  # of a coordinate in its sequence
+        """Return rows (B, D, W) of ids (B, D) that are read in part; the rows of the others mean nothing."""
+        numbers = attention.cumsum(1) - 1  # index of a coordinate in its sequence
         counts = attention.sum(1, keepdim=True)
         begin, frame = len(self.before), len(self.before) + len(self.after)
         width = int(counts.max()) + frame
-        framed = self.table[:1].expand(len(ids), width + 1).clone()  # the last column takes what is not read
+        framed = self.table[:1].expand(len(ids), width + 1).clone()  # the last column takes what isn't read
         framed[:, :begin] = ids.new_tensor(self.before)
         framed.scatter_(1, torch.where(attention, begin + numbers, width), ids)
         ends = begin + counts + torch.arange(len(self.after), device=ids.device)
@@ -143,11 +152,11 @@ class IdNetwork(Network):
         return logits[..., self._first : self._first + len(self.ids)]
 
 
-def gathered(runs: list[tuple[int, int]]) -> tuple[int, list[tuple[int, int, int]]]:
-    """Return how ranges (begin, end) of columns become one without a copy of all.
+def _plan_moves(runs: list[tuple[int, int]]) -> tuple[int, list[tuple[int, int, int]]]:
+    """Return how to make ranges (begin, end) of columns one range without copying everything.
 
-    The largest stays where it is, and the others are moved next to it: the first column of the result, and
-    (place, begin, end) of the moves in order, none of which overwrites what a later one moves.
+    The largest range stays, and the others move next to it. Return the first column of the result, and the
+    moves (place, begin, end) in order, none of which overwrites what a later one moves.
     """
     sizes = [end - begin for begin, end in runs]
     largest = sizes.index(max(sizes))
@@ -157,23 +166,18 @@ def gathered(runs: list[tuple[int, int]]) -> tuple[int, list[tuple[int, int, int
     return first, [*reversed(moves[:largest]), *moves[largest + 1 :]]
 
 
-# Texts to tokens and back, by the tokenizer that lies in the folder of a model.
-#
-# The tokenizer is of a class of transformers; code that comes with one is never run.
-
-
-MASK = "_"  # what a mask is shown as
+# Texts and tokens
 
 
 class TextTokens:
-    """The tokenizer of a model over tokens of tauflow.
+    """A model's tokenizer over tauflow's tokens.
 
     Args:
-        tokenizer: of transformers.
+        tokenizer: a Transformers tokenizer.
         ids: which ids are data tokens.
-        names: of the tokens, where they are all there is: texts are then their names one after the other, as
-            those of proteins are. None: a text is what the tokenizer says.
-        begin: tokens that a prompt begins with, as the tokenizer puts them there.
+        names: names of the tokens, if texts are these names one after another, as proteins are. None: the
+            tokenizer decodes texts.
+        begin: tokens that the tokenizer puts before a prompt.
     """
 
     def __init__(
@@ -189,9 +193,9 @@ class TextTokens:
         self._mask = None if ids.mask is None else tokenizer.convert_ids_to_tokens(ids.mask)
         self._names = None
         if names is not None:
-            numbers = ids.tokens([tokenizer.convert_tokens_to_ids(name) for name in names])
-            self._names = dict(zip(names, numbers, strict=True))
-            self._shown = {number: name for name, number in self._names.items()}
+            tokens = ids.to_tokens([tokenizer.convert_tokens_to_ids(name) for name in names])
+            self._names = dict(zip(names, tokens, strict=True))
+            self._shown = {token: name for name, token in self._names.items()}
 
     @property
     def size(self) -> int:
@@ -209,58 +213,52 @@ class TextTokens:
         return {name: token for token, name in enumerate(names)}
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text; refuse one that samples cannot have."""
+        """Return the tokens of a text; raise an error if the model can't draw one of them."""
         if self._names is not None:
-            return [self._named(character) for character in text.strip()]
+            return self._encode_names(text.strip())
         try:
             text.encode()
         except UnicodeError:
             raise SettingsError(f"The text must be valid Unicode, got {shorten(text)!a}.") from None
         with blame_tokenizer("The model's tokenizer can't encode the text"):
             ids = self.tokenizer.encode(text, add_special_tokens=False)
-        tokens = self.ids.tokens(ids)
+        tokens = self.ids.to_tokens(ids)
         if -1 in tokens:
             name = self.tokenizer.convert_ids_to_tokens(ids[tokens.index(-1)])
-            raise SettingsError(
-                f"the text has the token {name!r}, which is none of those that the model draws; write it "
-                "without"
-            )
+            raise SettingsError(f"The text has the token {name!r}, which the model can't draw. Remove it.")
         return tokens
 
-    def begun(self, tokens: list[int]) -> list[int]:
-        """Return the tokens of a prompt with those that it begins with; a chat template writes them."""
-        there = tokens[: len(self.begin)] == self.begin
-        return tokens if there else self.begin + tokens
+    def _encode_names(self, text: str) -> list[int]:
+        names = cast(dict[str, int], self._names)
+        for name in text:
+            if name not in names:
+                raise SettingsError(
+                    f"The model has no token {name!r}, only {' '.join(names)}. Remove it from the text."
+                )
+        return [names[name] for name in text]
 
-    def _named(self, name: str) -> int:
-        assert self._names is not None
-        if name not in self._names:
-            raise SettingsError(
-                f"the model has no token {name!r} (it has {' '.join(self._names)}); drop it from the text"
-            )
-        return self._names[name]
+    def add_begin(self, tokens: list[int]) -> list[int]:
+        """Return a prompt with the tokens that go before it; a chat template has them already."""
+        has_begin = tokens[: len(self.begin)] == self.begin
+        return tokens if has_begin else self.begin + tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, with `_` for each that is no data token, such as a mask."""
+        """Return the text of tokens, with `_` for each that isn't a data token, such as a mask."""
         if self._names is not None:
             return "".join(self._shown.get(token, MASK) for token in tokens)
         known = [token if 0 <= token < self.size else self.size for token in tokens]
         if self.ids.mask is None:
             known = [token for token in known if token < self.size]
         with blame_tokenizer("The model's tokenizer can't decode the samples"):
-            text = self.tokenizer.decode(self.ids.of(known), skip_special_tokens=False)
+            text = self.tokenizer.decode(self.ids.to_ids(known), skip_special_tokens=False)
         return text.replace(self._mask, MASK) if self._mask else text
-
-    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """Return the texts of samples."""
-        return [self.decode(row) for row in rows]
 
     def chat(self, messages: str | Sequence[dict[str, str]]) -> str:
         """Return the text that asks for an answer to a conversation, or to one message of a user."""
         if not self.tokenizer.chat_template:
             raise SettingsError(
-                "the tokenizer has no chat template, so the model was not trained to answer; give the text "
-                "that is to be continued"
+                "The tokenizer has no chat template, so the model wasn't trained to answer. Pass a text to "
+                "continue."
             )
         said = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
         with blame_tokenizer("The chat template can't write the messages", SettingsError), limit_template():
@@ -268,11 +266,11 @@ class TextTokens:
 
 
 def read_tokenizer(folder: Path, kind: str) -> Any:
-    """Read the tokenizer of a folder into a class of transformers."""
+    """Read the tokenizer of a folder into a Transformers class."""
     try:
         import transformers
     except ImportError:
-        raise SettingsError(f"a tokenizer needs more packages: {INSTALL}") from None
+        raise SettingsError(f"A tokenizer needs more packages: {INSTALL}") from None
     with blame_tokenizer(f"{kind} can't read the tokenizer in {folder}"):
         path = folder / "tokenizer.json"
         if path.exists():
@@ -286,75 +284,70 @@ def read_tokenizer(folder: Path, kind: str) -> Any:
 
 
 def find_mask(loaded: Loaded, tokenizer: Any, num_ids: int) -> int:
-    """Return the id of the mask: as config.json, the recipe or the tokenizer says it."""
+    """Return the id of the mask from config.json, the recipe, or the tokenizer."""
     own = tokenizer.mask_token_id
     said = loaded.config.get("mask", loaded.recipe.mask)
     found = own if said is None else said
     if found is None:
         raise CheckpointError(
-            f"the tokenizer in {loaded.folder} has no mask token, and config.json has no mask_token_id; name "
-            "the folder of a masked language model"
+            f"{loaded.folder} must be a masked language model: its tokenizer has no mask token, and "
+            "config.json has no mask_token_id."
         )
     if type(found) is not int or not 0 <= found < num_ids:
         raise CheckpointError(
-            f"the mask of {loaded.folder} is {shorten(repr(found))}, which is none of the {num_ids} ids of "
-            "the model; correct mask_token_id in config.json, or take the tokenizer that belongs to the model"
+            f"The mask of {loaded.folder} must be one of its {num_ids} ids, got {shorten(repr(found))}. Fix "
+            f"mask_token_id in config.json. {OTHER_TOKENIZER}"
         )
     if own is not None and own != found:
         raise CheckpointError(
-            f"the tokenizer in {loaded.folder} has the mask {own}, the model {found}; take the one that "
-            "belongs to the model"
+            f"The tokenizer in {loaded.folder} has the mask {own}, but the model has {found}. "
+            f"{OTHER_TOKENIZER}"
         )
     return found
 
 
 def choose_ids(loaded: Loaded, tokenizer: Any, num_ids: int, mask: int) -> Ids:
-    """Return which ids are data tokens, as the recipe says."""
-    allowed, vocabulary = loaded.recipe.allowed, tokenizer.get_vocab()
+    """Return which ids the recipe draws."""
+    allowed = loaded.recipe.allowed
+    vocabulary = tokenizer.get_vocab()
     if isinstance(allowed, tuple):
-        lacking = [name for name in allowed if name not in vocabulary]
-        if lacking:
-            raise CheckpointError(
-                f"the tokenizer in {loaded.folder} has no token {lacking[0]!r}, which {loaded.recipe.name} "
-                "models draw; take the tokenizer that belongs to the model"
-            )
-        return Ids((vocabulary[name] for name in allowed), num_ids, mask)
+        return Ids(_look_up(allowed, vocabulary, loaded), num_ids, mask)
     dropped = {mask} | (set(tokenizer.all_special_ids) if allowed == "plain" else set())
-    return Ids(
-        (each for each in vocabulary.values() if each < num_ids and each not in dropped), num_ids, mask
-    )
+    kept = (each for each in vocabulary.values() if each < num_ids and each not in dropped)
+    return Ids(kept, num_ids, mask)
 
 
 def find_frame(loaded: Loaded, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return the ids before and after a sequence, as the recipe says."""
-    framing, allowed = loaded.recipe.framing, loaded.recipe.allowed
+    """Return the ids before and after a sequence."""
+    framing = loaded.recipe.framing
     if framing != "tokenizer":
+        before, after = framing
         vocabulary = tokenizer.get_vocab()
-        lacking = [name for part in framing for name in part if name not in vocabulary]
-        if lacking:
-            raise CheckpointError(
-                f"the tokenizer in {loaded.folder} has no token {lacking[0]!r}, which frames a text"
-            )
-        before, after = ([vocabulary[name] for name in part] for part in framing)
-        return before, after
+        return _look_up(before, vocabulary, loaded), _look_up(after, vocabulary, loaded)
+    allowed = loaded.recipe.allowed
     word = allowed[0] if isinstance(allowed, tuple) else "a"
     inner = tokenizer.encode(word, add_special_tokens=False)
     framed = tokenizer.encode(word, add_special_tokens=True)
     for begin in range(len(framed) - len(inner) + 1):
         if framed[begin : begin + len(inner)] == inner:
             return framed[:begin], framed[begin + len(inner) :]
-    raise CheckpointError(f"the tokenizer in {loaded.folder} changes a text when it frames it")
+    raise CheckpointError(f"The tokenizer in {loaded.folder} changes a text when it frames it.")
 
 
-# Language: the texts, or proteins, of a pretrained language model, which comes without its data.
-#
-# Shapes: B samples, D tokens of a sample, V data tokens.
+def _look_up(names: Sequence[str], vocabulary: dict[str, int], loaded: Loaded) -> list[int]:
+    for name in names:
+        if name not in vocabulary:
+            raise CheckpointError(
+                f"The tokenizer in {loaded.folder} has no token {name!r}, which {loaded.recipe.name} models "
+                f"need. {OTHER_TOKENIZER}"
+            )
+    return [vocabulary[name] for name in names]
 
 
-LENGTH = 128  # tokens of a sample, unless more or fewer are asked for
+# The task
 
 
-class MeanLength(SampleMean):
+class MeanTextLength(SampleMean):
     """Tokens of a sample before its end, mean over samples."""
 
     higher_is_better = None
@@ -369,38 +362,39 @@ class MeanLength(SampleMean):
 
 
 class UpToEnd(SampleMean):
-    """How diverse the tokens of a sample are up to its end, mean over samples.
+    """A measure of diversity of the tokens of a sample up to its end, mean over samples.
 
-    `diversity` says it of samples (B, D). Those of fewer tokens than `least` have no such number, and do not
-    count.
+    `diversity` measures samples (B, D). Samples with fewer than `min_tokens` tokens don't count.
     """
 
     higher_is_better = True
     logarithmic = False
 
-    def __init__(self, task: "Language", diversity: Callable[[Tensor], Tensor], least: int, **kwargs: Any):
+    def __init__(
+        self, task: "Language", diversity: Callable[[Tensor], Tensor], min_tokens: int, **kwargs: Any
+    ):
         super().__init__(**kwargs)
         self.task = task
         self.diversity = diversity
-        self.least = least
+        self.min_tokens = min_tokens
 
     def of(self, tokens: Tensor) -> Tensor:
         rows = zip(tokens, self.task.lengths(tokens).tolist(), strict=True)
-        found = [self.diversity(row[None, :end]) for row, end in rows if end >= self.least]
+        found = [self.diversity(row[None, :end]) for row, end in rows if end >= self.min_tokens]
         return torch.cat(found) if found else torch.zeros(0)
 
 
 class Language(TextTask):
-    """Texts of a language model by its own tokenizer.
+    """Texts, or proteins, of a pretrained language model, which comes without its data.
 
-    `begin` is where what is known of its samples ends (`knowing`): an end token before it ends no text.
+    `begin` is where the known part of its samples ends (`knowing`): an end token before it doesn't count.
 
     Args:
         text: texts to tokens and back.
         length: tokens of a sample, D.
         ends: tokens that end a text.
-        context: tokens that a sample may have at most.
-        block: tokens that are sampled together, where the model was trained so.
+        context: maximum number of tokens of a sample.
+        block: tokens sampled together, if the model was trained so.
     """
 
     primary_metric = "entropy_bits"
@@ -426,16 +420,16 @@ class Language(TextTask):
 
     @property
     def tokenizer(self) -> Any:
-        """Return the tokenizer of transformers."""
+        """Return the Transformers tokenizer."""
         return self.text.tokenizer
 
     def sized(self, length: int) -> Self:
         """Return the task of samples of another length."""
-        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-            raise SettingsError(f"length must be a whole number of at least 1, got {length!r}")
+        if not isinstance(length, int) or length < 1:
+            raise SettingsError(f"length must be a whole number of at least 1, got {length!r}.")
         if self.context is not None and length > self.context:
             raise SettingsError(
-                f"{length} tokens are more than the {self.context} that the model can read; ask for fewer"
+                f"length must be at most {self.context}, which is what the model can read, got {length}."
             )
         result = copy.copy(self)
         result.shape = (length,)
@@ -443,31 +437,31 @@ class Language(TextTask):
         return result
 
     def knowing(self, prompt: Prompt) -> Self:
-        """Return the task of samples that begin with a prompt, or have one in them."""
+        """Return the task of samples that start with a prompt, or have one in them."""
         rows = torch.atleast_2d(prompt.known).cpu()
         begins = (rows * torch.arange(1, rows.shape[1] + 1)).amax(1)
         if self.ends and begins.min() != begins.max():
             raise SettingsError(
-                "prompts that are measured together end at the same place; evaluate those of other lengths "
-                "by themselves"
+                "Prompts that are measured together must end at the same place. Evaluate prompts of "
+                "different lengths separately."
             )
         result = copy.copy(self)
         result.begin = int(begins.max())
         return result
 
     def new_tokens(self, taken: int) -> int:
-        """Return how many tokens follow a prompt of `taken` unless the user says it."""
+        """Return how many tokens follow a prompt of `taken` tokens by default."""
         return self.block or max(1, min(LENGTH, (self.context or taken + LENGTH) - taken))
 
     def setup(self, stage: str | None = None) -> NoReturn:
-        raise SettingsError("a pretrained language model comes without data to train or validate on")
+        raise SettingsError("A pretrained language model comes without data to train or validate on.")
 
     # Texts
 
     def lengths(self, tokens: Tensor, begin: int = 0) -> Tensor:
         """Return how many tokens (B,) samples have before their end.
 
-        That is the first end token after all that is known, at or after the place `begin`.
+        The end is the first end token after the known part, at or after the place `begin`.
         """
         if not self.ends:
             return torch.full((len(tokens),), tokens.shape[1], device=tokens.device)
@@ -481,7 +475,7 @@ class Language(TextTask):
         return [self.text.decode(row[begin:end]) for row, end in zip(tokens.tolist(), ends, strict=True)]
 
     def show(self, tokens: Tensor, condition: Tensor | None = None) -> list[str]:
-        """Return numbered texts, each up to its end; `_` is a mask, control characters are pictures."""
+        """Return numbered texts, each up to its end; `_` is a mask, control characters are symbols."""
         texts = (text.translate(CONTROL_PICTURES) for text in self.texts(tokens))
         return [f"[{number}] {text}" for number, text in enumerate(texts, start=1)]
 
@@ -493,16 +487,16 @@ class Language(TextTask):
         for message in [] if isinstance(messages, str) else messages:
             if not {"role", "content"} <= message.keys():
                 raise SettingsError(
-                    'a message has a role and a content, such as {"role": "user", "content": "Hi"}; got '
-                    f"{shorten(repr(message))}"
+                    'A message must have a role and a content, such as {"role": "user", "content": "Hi"}, '
+                    f"got {shorten(repr(message))}."
                 )
         return self.text.chat(messages)
 
     def row(self, tokens: list[int]) -> Tensor:
-        """Return the tokens of a prompt as a condition (C,), where `conditions` say that it is one."""
-        raise SettingsError("prompts of this model stand before new tokens; they are no conditions")
+        """Return the tokens of a prompt as a condition (C,), if the model takes prompts as conditions."""
+        raise NotImplementedError
 
-    # Measures
+    # Metrics
 
     def sample_metrics(self) -> MetricCollection:
         metrics: dict[str, Metric | MetricCollection] = {"entropy_bits": UpToEnd(self, Entropy().of, 0)}
@@ -510,16 +504,18 @@ class Language(TextTask):
         metrics |= {f"distinct_{n}": UpToEnd(self, Distinct(n).of, n) for n in sizes}
         metrics["unique"] = Unique(self.texts)
         if self.ends:
-            metrics["mean_length"] = MeanLength(self)
-        judged = {} if self._judging is None else self._judging.reading(_judged(self)).metrics()
+            metrics["mean_length"] = MeanTextLength(self)
+        judged = {} if self._judging is None else self._judging.reading(_as_vocabulary(self)).metrics()
         return MetricCollection({**judged, **metrics}, compute_groups=False)
 
     def use_judges(self, names: str, device: torch.device | None = None) -> None:
-        """Measure the perplexity under causal models of transformers."""
+        """Measure the perplexity under Transformers causal LMs."""
         asked = list(dict.fromkeys(name.strip() for name in names.split(",")))
         if "ngram" in asked:
-            raise SettingsError("the judge ngram needs training text, which a pretrained model has not")
-        judging = Judging(asked, _judged(self), self._no_ngrams, device)
+            raise SettingsError(
+                "The judge ngram needs training text, and a pretrained model comes without. Use another."
+            )
+        judging = Judging(asked, _as_vocabulary(self), self._no_ngrams, device)
         self.primary_metric = f"ppl_corpus_{next(iter(judging.labels()))}"
         self._judging = judging
 
@@ -527,8 +523,8 @@ class Language(TextTask):
         raise SettingsError(self.alone)
 
 
-class _Judged:
-    """What judges read of samples: their texts up to the end."""
+class TextsUpToEnd:
+    """What judges read instead of a `Vocabulary`: the texts of samples up to their end."""
 
     def __init__(self, task: Language):
         self.size = task.num_tokens
@@ -540,19 +536,20 @@ class _Judged:
         return self._task.texts(torch.tensor(rows)) if rows else []
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the tokens that judges may read as they are: none, where some stand after an end."""
+        """Return the tokens that judges may read as they are: none, if some follow an end."""
         return {} if self._task.ends else self._task.text.get_vocab()
 
 
-def _judged(task: Language) -> Vocabulary:
-    return cast(Vocabulary, _Judged(task))
+def _as_vocabulary(task: Language) -> Vocabulary:
+    return cast(Vocabulary, TextsUpToEnd(task))
 
 
 def resized(trained: Trained, length: int) -> Trained:
     """Return a language model whose samples have another length."""
     if not isinstance(trained.task, Language):
         raise SettingsError(
-            f"samples of this model have the shape {trained.model.shape}; length is for language models"
+            f"length works for language models only; samples of this model have the shape "
+            f"{trained.model.shape}."
         )
     task = trained.task.sized(length)
     return dataclasses.replace(trained, model=dataclasses.replace(trained.model, shape=task.shape), task=task)

@@ -289,7 +289,7 @@ def assemble(loaded: Loaded, unknown_class: bool = False) -> Trained:
     task = Language(
         TextTokens(tokenizer, ids, names),
         min(LENGTH, context or LENGTH),
-        tuple(token for token in dict.fromkeys(ids.tokens(ends)) if token >= 0),
+        tuple(token for token in dict.fromkeys(ids.to_tokens(ends)) if token >= 0),
         context,
         recipe.block,
     )
