@@ -382,7 +382,7 @@ FAULTS = [
         "benchmarks/theory/laws.py",
         "likelihood, by_token).prod(-1)",
         "likelihood, by_token).sum(-1)",
-        "test_losses.py::test_masked_bound_is_the_entropy",
+        "test_bound.py::test_masked_bound_is_the_entropy",
     ),
     Fault(
         "jumps of the propagator that never move twice",
@@ -439,42 +439,42 @@ FAULTS = [
         "networks/transformer.py",
         "return _rotate_(gradient.contiguous(), cos, -sin), None, None",
         "return _rotate_(gradient.contiguous(), cos, sin), None, None",
-        "test_networks.py::test_rotation_gradient",
+        "test_transformer.py::test_rotation_gradient",
     ),
     Fault(
         "padding is read",
         "networks/transformer.py",
         "F.scaled_dot_product_attention(q, k, v, attn_mask=attended)",
         "F.scaled_dot_product_attention(q, k, v)",
-        "test_networks.py::test_padding_mask_hides_padding",
+        "test_transformer.py::test_padding_mask_hides_padding",
     ),
     Fault(
         "network isn't told the time",
         "networks/transformer.py",
         "time = None if self.time is None else self.time(t)",
         "time = None if self.time is None else self.time(0 * t)",
-        "test_networks.py::test_time_conditioning_is_switchable",
+        "test_transformer.py::test_time_conditioning_is_switchable",
     ),
     Fault(
         "first logits aren't zero",
         "networks/transformer.py",
         "nn.init.zeros_(self.output.weight)  # all logits 0",
         "nn.init.ones_(self.output.weight)  # all logits 0",
-        "test_networks.py::test_first_logits_are_zero",
+        "test_transformer.py::test_first_logits_are_zero",
     ),
     Fault(
         "only the first axis of a grid has positions",
         "networks/transformer.py",
         "angles.append(place.flatten().double()[:, None] * frequency)",
         "angles.append(places[0].flatten().double()[:, None] * frequency)",
-        "test_networks.py::test_rotary_attention_on_a_grid_depends_on_both_differences",
+        "test_transformer.py::test_rotary_attention_on_a_grid_depends_on_both_differences",
     ),
     Fault(
         "condition not given is taken for the first value",
         "networks/network.py",
         "table(torch.where(column == DROPPED, table.num_embeddings - 1, column))",
         "table(torch.where(column == DROPPED, 0, column))",
-        "test_networks.py::test_each_column_of_a_condition_matters_and_not_given_is_a_value_of_its_own",
+        "test_transformer.py::test_each_column_of_a_condition_matters_and_not_given_is_a_value_of_its_own",
     ),
     Fault(
         "loss of a bin of half its width",
@@ -658,7 +658,7 @@ FAULTS = [
         "train/bound.py",
         "values = values[at.argsort()].double()",
         "values = values.double()",
-        "test_losses.py::test_standard_error_is_honest",
+        "test_bound.py::test_standard_error_is_honest",
     ),
     Fault(
         "warm-up starts at zero",
@@ -679,14 +679,14 @@ FAULTS = [
         "train/resume.py",
         "    if different:\n",
         "    if False:\n",
-        "test_checkpoints.py::test_a_run_is_resumed_with_its_own_settings_only",
+        "test_checkpoint.py::test_a_run_is_resumed_with_its_own_settings_only",
     ),
     Fault(
         "loading a checkpoint moves the global random numbers",
         "train/checkpoint.py",
         "with torch.random.fork_rng(devices=[]):",
         "if True:",
-        "test_checkpoints.py::test_loading_leaves_the_global_rng_alone",
+        "test_checkpoint.py::test_loading_leaves_the_global_rng_alone",
     ),
     # evaluation
     Fault(
@@ -694,7 +694,7 @@ FAULTS = [
         "evaluation/evaluate.py",
         'return generator_for("evaluation", self.seed, batch)',
         'return generator_for("evaluation", self.seed)',
-        "test_evaluation.py::test_values_and_errors_are_those_of_the_samples",
+        "test_evaluate.py::test_values_and_errors_are_those_of_the_samples",
     ),
     Fault(
         "temperature of an evaluation ignored",
@@ -708,7 +708,7 @@ FAULTS = [
         "evaluation/evaluate.py",
         "        if self.condition is not None:\n            return self.condition",
         "        if False:\n            return self.condition",
-        "test_evaluation.py::test_conditions_are_those_of_validation_items_or_the_one_asked_for",
+        "test_evaluate.py::test_conditions_are_those_of_validation_items_or_the_one_asked_for",
     ),
     Fault(
         "standard error without the square root of N",
@@ -729,21 +729,21 @@ FAULTS = [
         "evaluation/results.py",
         "for each, factors in once.items() if each not in done]",
         "for each, factors in once.items()]",
-        "test_evaluation.py::test_finished_cells_are_not_made_again",
+        "test_evaluate.py::test_finished_cells_are_not_made_again",
     ),
     Fault(
         "infinite numbers become NaN in the file",
         "evaluation/results.py",
         "return None if math.isnan(value) else str(value)",
         "return None",
-        "test_evaluation.py::test_infinite_numbers_survive_the_file",
+        "test_evaluate.py::test_infinite_numbers_survive_the_file",
     ),
     Fault(
         "a NaN may be the best",
         "evaluation/tables.py",
         "if measured and math.isfinite(measured.value) and row != REAL:",
         "if measured and row != REAL:",
-        "test_evaluation.py::test_best_ignores_what_is_no_number_and_ties_of_all",
+        "test_evaluate.py::test_best_ignores_what_is_no_number_and_ties_of_all",
     ),
     Fault(
         "paired difference with the wrong sign",
@@ -764,7 +764,7 @@ FAULTS = [
         "evaluation/callback.py",
         "with isolate_rng(), trainer.precision_plugin.forward_context():",
         "with trainer.precision_plugin.forward_context():",
-        "test_monitoring.py::test_a_failing_sampler_is_named_and_changes_nothing",
+        "test_callback.py::test_a_failing_sampler_is_named_and_changes_nothing",
     ),
     # recipes
     Fault(
@@ -953,7 +953,7 @@ FAULTS = [
         "            os.replace(unfinished, path)\n"
         "            yield file\n"
         "            os.link(path, unfinished)\n",
-        "test_checkpoints.py::test_a_finished_file_is_never_half_written",
+        "test_checkpoint.py::test_a_finished_file_is_never_half_written",
     ),
     Fault(
         "unfinished files left behind",

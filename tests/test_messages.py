@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from lightning.pytorch import Trainer
-from test_module import TRAINER, module
+from tiny_training import TRAINER, module
 
 from tauflow.process import SCHEDULES, Polynomial, schedule_from
 from tauflow.tasks import LabelledCountdown

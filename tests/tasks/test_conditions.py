@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from test_module import NETWORK, TRAINER, module, perturbed, validate
-from test_networks import Plain
+from tiny_training import NETWORK, TRAINER, Plain, module, perturbed, validate
 from torch.utils.data import DataLoader
 
 import tauflow

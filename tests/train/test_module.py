@@ -7,38 +7,14 @@ import pytest
 import torch
 from conftest import TINY, load_plain, read_scalars, run_train
 from lightning.pytorch import Trainer
+from tiny_training import NETWORK, TRAINER, module, perturbed, validate
 
 import tauflow
 from tauflow.errors import NonFiniteLoss
 from tauflow.networks import TransformerConfig
-from tauflow.tasks import Countdown, DataFacts, Task
+from tauflow.tasks import Countdown
 from tauflow.tasks.data import TaskData
 from tauflow.train import DFMModule, OptimizerConfig
-
-TRAINER = {"accelerator": "cpu", "logger": False} | dict.fromkeys(
-    ["enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False
-)
-NETWORK = TransformerConfig(width=16, blocks=1, heads=2)
-FACTS = DataFacts(num_tokens=6, shape=(16,))
-
-
-def module(facts: DataFacts = FACTS, **options) -> DFMModule:
-    torch.manual_seed(0)
-    return DFMModule(facts, **({"network": NETWORK} | options))
-
-
-def perturbed(facts: DataFacts = FACTS, **options) -> DFMModule:
-    """A module whose head is not zero any more, so that losses and gradients differ between rows."""
-    model = module(facts, **options)
-    for parameter in model.network.parameters():
-        parameter.data.add_(0.2 * torch.randn_like(parameter))
-    return model
-
-
-def validate(model: DFMModule, task: Task) -> dict[str, float]:
-    trainer = Trainer(**TRAINER)
-    trainer.validate(model, TaskData(task), verbose=False)
-    return {name: value.item() for name, value in trainer.callback_metrics.items()}
 
 
 def loss_and_gradient(model: DFMModule, x_1, noise, parts: list[torch.Tensor]):

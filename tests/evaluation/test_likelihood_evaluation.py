@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from test_evaluation import LENGTH, VALUES, cell_of, exact, labelled, run, sampled, value
+from test_evaluate import LENGTH, VALUES, cell_of, exact, labelled, run, sampled, value
 
 import tauflow
 from tauflow import Masked, Mixture, Model, Trained, Uniform

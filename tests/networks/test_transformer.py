@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny_training import Plain
 
 from tauflow.denoise import DROPPED, SplitDenoiser
 from tauflow.errors import SettingsError
-from tauflow.networks import Network, NetworkConfig, Transformer, TransformerConfig, network_from
+from tauflow.networks import Transformer, TransformerConfig, network_from
 
 
 def network(conditions=(), **sizes) -> Transformer:
@@ -279,29 +280,6 @@ def test_conditions_that_are_no_tokens_are_refused():
         TransformerConfig(condition="words")
     with pytest.raises(SettingsError, match="rotary_base must be above 1"):
         TransformerConfig(rotary_base=1.0)
-
-
-@dataclass(frozen=True)
-class Plain(NetworkConfig):
-    """A network that takes no condition, as one outside the package may be written."""
-
-    width: int = 4
-
-    def build(self, shape, num_states, num_tokens):
-        return PlainNetwork(self.width, num_states, num_tokens)
-
-
-class PlainNetwork(Network):
-    def __init__(self, width, num_states, num_tokens):
-        super().__init__()
-        self.embedding = torch.nn.Embedding(num_states, width)
-        self.output = torch.nn.Linear(width, num_tokens)
-
-    def hidden(self, x, t):
-        return self.embedding(x)
-
-    def head(self, rows):
-        return self.output(rows)
 
 
 @dataclass(frozen=True)
