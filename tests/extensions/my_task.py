@@ -1,4 +1,4 @@
-"""A task of one's own, with pictures and labels: stripes that lie (label 0) or stand (label 1)."""
+"""A custom task with images and labels: stripes that lie (label 0) or stand (label 1)."""
 
 from dataclasses import dataclass
 
@@ -13,8 +13,8 @@ class Wrong(ConditionalSampleMean):
     """Share of the pixels that differ from the first one of their stripe."""
 
     def of(self, tokens, condition=None):
-        pictures = tokens.view(-1, 4, 4)
-        lying = torch.where(condition[:, 0, None, None] == 1, pictures.transpose(1, 2), pictures)
+        images = tokens.view(-1, 4, 4)
+        lying = torch.where(condition[:, 0, None, None] == 1, images.transpose(1, 2), images)
         return (lying != lying[:, :, :1]).double().mean((1, 2))
 
 
@@ -23,7 +23,10 @@ class Stripes(Task):
     batch_size: int = 8
     epoch_items: int = 64
 
-    num_tokens, shape, conditions, primary_metric = 3, (4, 4), (2,), "wrong"
+    num_tokens = 3
+    shape = (4, 4)
+    conditions = (2,)
+    primary_metric = "wrong"
 
     def setup(self, stage=None):
         stripes = torch.randint(3, (64, 4, 1), generator=torch.Generator().manual_seed(0)).expand(64, 4, 4)

@@ -6,7 +6,7 @@ from tauflow.tasks.metrics import ConditionalSampleMean, SampleMean, SampleMetri
 from tauflow.tasks.molecules import Molecules
 from tauflow.tasks.scenes import Scenes
 from tauflow.tasks.sequences import Sequences
-from tauflow.tasks.task import DataFacts, Shuffled, Task
+from tauflow.tasks.task import DataFacts, Shuffled, Task, TextTask
 from tauflow.tasks.text import Text
 
 __all__ = [
@@ -23,5 +23,6 @@ __all__ = [
     "Shuffled",
     "Task",
     "Text",
+    "TextTask",
     "UnigramTotalVariation",
 ]
