@@ -28,7 +28,7 @@ from tauflow.samplers.run import unprompted as unprompted
 from tauflow.tasks.metrics import SampleMean
 from tauflow.tasks.sequences.metrics import Unique
 from tauflow.tasks.task import CONTROL_PICTURES, TextTask
-from tauflow.tasks.text.metrics import Distinct, Entropy, Judging
+from tauflow.tasks.text.metrics import Distinct, Entropy, TextJudges
 from tauflow.tasks.text.vocabulary import Vocabulary
 from tauflow.train import Trained
 from tauflow.untrusted import blame_tokenizer, check_tokenizer, limit_template
@@ -416,7 +416,7 @@ class Language(TextTask):
         self.has_space = text.has_space
         self.shape = (length,)
         self.begin = 0
-        self._judging: Judging | None = None
+        self._judging: TextJudges | None = None
 
     @property
     def tokenizer(self) -> Any:
@@ -515,7 +515,7 @@ class Language(TextTask):
             raise SettingsError(
                 "The judge ngram needs training text, and a pretrained model comes without. Use another."
             )
-        judging = Judging(asked, _as_vocabulary(self), self._no_ngrams, device)
+        judging = TextJudges(asked, _as_vocabulary(self), self._no_ngrams, device)
         self.primary_metric = f"ppl_corpus_{next(iter(judging.labels()))}"
         self._judging = judging
 

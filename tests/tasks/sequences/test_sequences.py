@@ -126,7 +126,7 @@ def test_bad_settings(tmp_path, strings):
         ({"length": 0}, "must be at least 1, got 0"),
         ({"val_share": 1.0}, r"val_share in \(0, 1\)"),
         ({"tokens": ""}, r"--data\.tokens is empty"),
-        ({"val_files": str(tmp_path / "none")}, r"--data\.val_files: there is no file"),
+        ({"val_files": str(tmp_path / "none")}, r"--data\.val_files: File not found"),
     ):
         with pytest.raises(SettingsError, match=message):
             made(strings, tmp_path, **options)

@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 
-from tauflow.errors import SettingsError
 from tauflow.tasks.text.statistics import KneserNey
 
 
@@ -61,8 +60,3 @@ def test_arrays_give_the_same_model(tmp_path):
     with np.load(tmp_path / "model.npz", allow_pickle=False) as saved:
         again = KneserNey.from_arrays(saved)
     np.testing.assert_array_equal(again.log_probabilities(blocks), model.log_probabilities(blocks))
-
-
-def test_too_many_tokens_for_64_bits():
-    with pytest.raises(SettingsError, match="do not fit into 64 bits"):
-        KneserNey.fit(np.zeros((1, 8), dtype=int), 100_000, order=4)

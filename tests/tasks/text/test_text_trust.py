@@ -15,9 +15,9 @@ import tauflow
 from tauflow.errors import CheckpointError, SettingsError, TauflowError, WriteError
 from tauflow.networks import TransformerConfig
 from tauflow.tasks import Text
-from tauflow.tasks.text.corpus import Files, Hub
+from tauflow.tasks.text.corpus import HubCorpus, TextFiles, split_patterns
 from tauflow.tasks.text.statistics import TextStatistics
-from tauflow.tasks.text.vocabulary import byte_level_bpe, vocabulary_from
+from tauflow.tasks.text.vocabulary import train_bpe, vocabulary_from
 from tauflow.train.module import FORMAT, KEY, DFMModule, describe
 
 WORDS = ["the", "people", "of", "this", "nation", "and", "its", "government", "hold", "peace", "war", "law"]
@@ -136,10 +136,10 @@ def test_what_cannot_be_measured_says_how_to_name_the_corpus(run):
     folder, _ = run
     (folder / "statistics.npz").unlink()
     task = tauflow.load(folder / "last.ckpt").task
-    assert "there is no statistics.npz beside the checkpoint" in task.alone
+    assert "there is no statistics.npz next to the checkpoint" in task.alone
     for missing in (lambda: task.setup("validate"), lambda: task.statistics, lambda: task.unigrams()):
         with pytest.raises(
-            SettingsError, match=r"name it: `sample\.py --data files=\.\.\.` or `tauflow\.load"
+            SettingsError, match=r"pass it: `sample\.py --data files=\.\.\.` or `tauflow\.load"
         ):
             missing()
     with pytest.raises(SettingsError, match="there is no statistics"):
@@ -247,7 +247,7 @@ def test_statistics_are_read_as_they_were_written(run):
     np.testing.assert_array_equal(
         read.ngrams.log_probabilities(blocks), task.statistics.ngrams.log_probabilities(blocks)
     )
-    np.testing.assert_array_equal(read.memorised(blocks), task.statistics.memorised(blocks))
+    np.testing.assert_array_equal(read.memorized(blocks), task.statistics.memorized(blocks))
     np.testing.assert_array_equal(read.unigrams, task.statistics.unigrams)
 
 
@@ -306,7 +306,7 @@ def test_a_cache_that_cannot_be_a_folder(corpus_file, tmp_path):
     with pytest.raises(WriteError, match="cannot write"):
         text(corpus_file, tmp_path)
     with pytest.raises(WriteError, match=r"--data\.cache"):
-        text(corpus_file, tmp_path, tokenizer_json=byte_level_bpe(["some text"], 300)).setup("fit")
+        text(corpus_file, tmp_path, tokenizer_json=train_bpe(["some text"], 300)).setup("fit")
 
 
 def test_a_disk_that_fills_while_a_data_set_is_downloaded(tmp_path, monkeypatch):
@@ -326,7 +326,7 @@ def test_a_data_set_that_breaks_while_it_is_read():
         yield {"text": "one"}
         raise ConnectionError("the network is gone\nand more")
 
-    hub = Hub("some/set", None, "train", "text", streaming=True)
+    hub = HubCorpus("some/set", None, "train", "text", streaming=True)
     found = hub.texts(rows())
     assert next(found) == "one"
     with pytest.raises(
@@ -425,10 +425,10 @@ def test_names_that_exist_are_taken_literally(tmp_path, monkeypatch, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("right")
     (tmp_path / "plain.txt").write_text("plain")
-    assert list(Files.named(name).documents()) == ["right"]
+    assert list(TextFiles(split_patterns(name)).documents()) == ["right"]
     for names in (f"{name},plain.txt", f"{name}, plain.txt"):
-        assert list(Files.named(names).documents()) == ["right", "plain"]
-    assert list(Files.named(f"pl*.txt, {name}").documents()) == ["plain", "right"]
+        assert list(TextFiles(split_patterns(names)).documents()) == ["right", "plain"]
+    assert list(TextFiles(split_patterns(f"pl*.txt, {name}")).documents()) == ["plain", "right"]
 
 
 def test_a_file_that_cannot_be_read(corpus_file, monkeypatch):
@@ -436,8 +436,8 @@ def test_a_file_that_cannot_be_read(corpus_file, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("pathlib.Path.read_bytes", refused)
-    with pytest.raises(SettingsError, match=r"corpus\.txt cannot be read \(Permission denied\); check"):
-        Files.named(str(corpus_file)).digest()
+    with pytest.raises(SettingsError, match=r"corpus\.txt cannot be read \(Permission denied\). Check"):
+        TextFiles(split_patterns(str(corpus_file))).digest()
 
 
 def test_an_empty_name_is_no_other_corpus():

@@ -31,7 +31,7 @@ from tauflow.tasks.sequences.metrics import Novel
 from tauflow.tasks.sequences.sources import Entry, Source, StringFiles
 from tauflow.tasks.sequences.task import STATISTICS, Sequences
 from tauflow.tasks.sequences.tokens import FOREIGN, PAD
-from tauflow.tasks.text.corpus import in_validation
+from tauflow.tasks.text.corpus import is_validation
 
 Representation = Literal["smiles", "selfies"]
 SELFIES_TOKENS = r"\[[^\]]*\]|\."  # a symbol, or the dot between two molecules
@@ -89,7 +89,7 @@ class MoleculeSource(Source):
         empty = True
         for entry in self.source.entries():
             # the key makes the choice independent of the split into training and validation
-            if self.share < 1 and not in_validation(f"share of {entry.text}", self.share, self.seed):
+            if self.share < 1 and not is_validation(f"share of {entry.text}", self.share, self.seed):
                 continue
             empty = False
             smiles = entry.text if self.trusted else canonical(entry.text)

@@ -17,7 +17,15 @@ import numpy as np
 from tauflow.errors import SettingsError, first_line
 from tauflow.tasks.caches import building, key_of, tracked
 from tauflow.tasks.sequences.tokens import PAD, Tokens, learned, splitter, uncovered
-from tauflow.tasks.text.corpus import Hub, bytes_of, digest_of, in_validation, paths_of, patterns_in, text_of
+from tauflow.tasks.text.corpus import (
+    HubCorpus,
+    digest_of,
+    find_files,
+    is_validation,
+    read_bytes,
+    read_text,
+    split_patterns,
+)
 
 TABLES = {".csv": ",", ".tsv": "\t"}  # and what separates their columns
 FASTA = (".fasta", ".fa", ".faa", ".fna")
@@ -62,11 +70,11 @@ class StringFiles(Source):
     flag: str = "--data.files"
 
     def paths(self) -> list[Path]:
-        return paths_of(patterns_in(self.names), self.flag)
+        return find_files(split_patterns(self.names), self.flag)
 
     def entries(self) -> Iterator[Entry]:
         for path in self.paths():
-            ending, text = _ending(path), text_of(path, self.flag)
+            ending, text = _ending(path), read_text(path, self.flag)
             if ending in TABLES:
                 found = _cells(path, text, self.column, TABLES[ending])
             elif ending in FASTA:
@@ -79,14 +87,14 @@ class StringFiles(Source):
 
     def digest(self) -> str:
         facts = [str(self.column), *(_ending(path) for path in self.paths())]
-        return digest_of([repr(facts).encode(), *(bytes_of(path, self.flag) for path in self.paths())])
+        return digest_of([repr(facts).encode(), *(read_bytes(path, self.flag) for path in self.paths())])
 
 
 @dataclass(frozen=True)
 class HubStrings(Source):
     """A column of a data set of the hub, or of a local one that the datasets library reads."""
 
-    hub: Hub
+    hub: HubCorpus
 
     def entries(self) -> Iterator[Entry]:
         source = f"the data set {self.hub.name!r}"
@@ -348,7 +356,7 @@ def _build(new: Path, source: Source, val_source: Source | None, rules: Rules, p
     train, val, digests = Collected(), Collected(), array("Q")
 
     def place(text: str) -> Collected:
-        if val_source is None and in_validation(text, rules.val_share, rules.seed):
+        if val_source is None and is_validation(text, rules.val_share, rules.seed):
             return val
         digests.append(digest(text))
         return train
@@ -381,7 +389,7 @@ def _merged(source: Source, shared: bool, rules: Rules, progress: bool) -> tuple
     strings: list[list[str]] = []
     for entry in tracked(source.entries(), "merging", progress):
         builder.encode(entry)
-        if len(strings) < MERGED and not (shared and in_validation(entry.text, rules.val_share, rules.seed)):
+        if len(strings) < MERGED and not (shared and is_validation(entry.text, rules.val_share, rules.seed)):
             strings.append(builder.split(entry.text))
     names = Tokens((PAD, *sorted(builder.numbers)), rules.pattern).names[1:]
     if not len(names) + 1 < (rules.merges or 0) <= MOST_TOKENS:

@@ -49,7 +49,7 @@ from tauflow.tasks.task import (
     places_of,
     unigram_distribution,
 )
-from tauflow.tasks.text.corpus import Hub
+from tauflow.tasks.text.corpus import HubCorpus
 
 STATISTICS = "statistics.npz"  # beside the checkpoints of a run
 NO_DATA = (
@@ -156,7 +156,7 @@ class Sequences(TextTask):
     def source(self) -> Source:
         """Return where the strings come from."""
         if self.hub:
-            return HubStrings(Hub(self.hub, self.hub_config, self.hub_split, self.hub_column))
+            return HubStrings(HubCorpus(self.hub, self.hub_config, self.hub_split, self.hub_column))
         if self.files:
             return StringFiles(self.files, self.column)
         raise SettingsError(NO_DATA if self.token_names else "name the strings: --data.files or --data.hub")

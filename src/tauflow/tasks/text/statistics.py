@@ -1,13 +1,17 @@
-"""KneserNey: an interpolated n-gram model with absolute discounts, vectorised in numpy.
+"""What samples of text are measured against, made from the training split; with a model of n-grams.
+
+The n-gram model is interpolated Kneser-Ney with absolute discounts, vectorized in numpy:
 
     P(w | h) = max(c(h w) - d, 0) / c(h) + d T(h) / c(h) P(w | h')
 
 h' = h without its first token; T(h) = distinct w after h. At the top order c counts occurrences, below it the
-number of distinct tokens that stand before (continuation counts); at the bottom stands the uniform law, so no
-token has probability 0. d = n_1 / (n_1 + 2 n_2) for each order, n_k the number of n-grams with count k.
+number of distinct tokens that precede (continuation counts). At the bottom is the uniform distribution, so no
+token has probability 0. d = n_1 / (n_1 + 2 n_2) per order, n_k the number of n-grams with count k.
 
 An n-gram is the number with its tokens as digits in base V: sorted arrays of such numbers make up the
 model. Order 4 fits into 64 bits up to V = 65536.
+
+Shapes: N blocks, B samples, D tokens, M n-grams, V tokens of the vocabulary.
 """
 
 import io
@@ -22,10 +26,12 @@ from tauflow import files
 from tauflow.errors import SettingsError, first_line
 from tauflow.untrusted import read_arrays
 
+GRAM = 8  # tokens of the n-grams that count as memorized
+
 
 @dataclass(frozen=True)
-class Level:
-    """Counts of one order."""
+class NgramCounts:
+    """Counts of the n-grams of one order."""
 
     codes: np.ndarray  # (M,) n-grams, sorted
     counts: np.ndarray  # (M,)
@@ -34,7 +40,7 @@ class Level:
     types: np.ndarray  # (C,) distinct tokens after the context
     discount: float
 
-    def refuse_unfit(self) -> None:
+    def check(self) -> None:
         """Raise ValueError if these are no counts."""
         for codes, *numbers in ((self.codes, self.counts), (self.contexts, self.totals, self.types)):
             if codes.dtype != np.uint64 or codes.ndim != 1 or not len(codes):
@@ -46,9 +52,9 @@ class Level:
 
 
 class KneserNey:
-    """Made by `fit`; `arrays` and `from_arrays` save it."""
+    """An n-gram model: `fit` makes it; `arrays` and `from_arrays` save it."""
 
-    def __init__(self, num_tokens: int, levels: list[Level]):
+    def __init__(self, num_tokens: int, levels: list[NgramCounts]):
         self.num_tokens = num_tokens
         self.levels = levels  # of order 1, 2, ...
 
@@ -59,15 +65,11 @@ class KneserNey:
     @classmethod
     def fit(cls, blocks: np.ndarray, num_tokens: int, order: int = 3) -> "KneserNey":
         """Count blocks (N, D) of tokens; n-grams do not reach over the edge of a block."""
-        if order < 1 or num_tokens**order > 2**64:
-            raise SettingsError(
-                f"n-grams of order {order} over {num_tokens} tokens do not fit into 64 bits; lower the order"
-            )
-        levels: list[Level] = []
+        levels: list[NgramCounts] = []
         codes, counts = np.unique(_codes(blocks, order, num_tokens), return_counts=True)
         for n in range(order, 0, -1):
-            levels.insert(0, _level(codes, counts, num_tokens))
-            if n > 1:  # continuation counts: how many distinct tokens stand before
+            levels.insert(0, _count(codes, counts, num_tokens))
+            if n > 1:  # continuation counts: how many distinct tokens precede
                 codes, counts = np.unique(codes % np.uint64(num_tokens ** (n - 1)), return_counts=True)
         return cls(num_tokens, levels)
 
@@ -89,7 +91,8 @@ class KneserNey:
             if n:
                 code = code + contexts[:, -n].astype(np.uint64) * np.uint64(self.num_tokens ** (n - 1))
             place, known = _find(level.contexts, code)
-            count = _lookup(level.codes, level.counts, code * np.uint64(self.num_tokens) + tokens)
+            seen_at, seen = _find(level.codes, code * np.uint64(self.num_tokens) + tokens)
+            count = np.where(seen, level.counts[seen_at], 0)
             total = np.where(known, level.totals[place], 1)
             left = level.discount * level.types[place] / total
             result = np.where(known, np.maximum(count - level.discount, 0) / total + left * result, result)
@@ -100,24 +103,23 @@ class KneserNey:
         named = {
             f"{name}_{n}": np.asarray(getattr(level, name))
             for n, level in enumerate(self.levels)
-            for name in Level.__annotations__
+            for name in NgramCounts.__annotations__
         }
         return {"num_tokens": np.asarray(self.num_tokens), "order": np.asarray(self.order), **named}
 
     @classmethod
     def from_arrays(cls, saved: Mapping[str, np.ndarray]) -> "KneserNey":
-        """Return a saved model; raise ValueError or KeyError if the arrays are none."""
-
-        def level(n: int) -> Level:
-            parts: dict[str, Any] = {name: saved[f"{name}_{n}"] for name in Level.__annotations__}
-            found = Level(**(parts | {"discount": float(parts["discount"])}))
-            found.refuse_unfit()
-            return found
-
-        num_tokens, order = int(saved["num_tokens"]), int(saved["order"])
+        """Return a saved model; raise ValueError or KeyError if the arrays don't describe one."""
+        num_tokens = int(saved["num_tokens"])
+        order = int(saved["order"])
         if num_tokens < 1 or not 1 <= order <= 64 or num_tokens**order > 2**64:
             raise ValueError(f"no n-grams of order {order} over {num_tokens} tokens")
-        return cls(num_tokens, [level(n) for n in range(order)])
+        levels = []
+        for n in range(order):
+            parts: dict[str, Any] = {name: saved[f"{name}_{n}"] for name in NgramCounts.__annotations__}
+            levels.append(NgramCounts(**(parts | {"discount": float(parts["discount"])})))
+            levels[-1].check()
+        return cls(num_tokens, levels)
 
 
 def _codes(blocks: np.ndarray, n: int, base: int) -> np.ndarray:
@@ -130,35 +132,26 @@ def _codes(blocks: np.ndarray, n: int, base: int) -> np.ndarray:
     return code.ravel()
 
 
-def _level(codes: np.ndarray, counts: np.ndarray, base: int) -> Level:
+def _count(codes: np.ndarray, counts: np.ndarray, base: int) -> NgramCounts:
     contexts, first, types = np.unique(codes // np.uint64(base), return_index=True, return_counts=True)
     totals = np.add.reduceat(counts, first) if len(first) else counts[:0]
     once, twice = (counts == 1).sum(), (counts == 2).sum()
     discount = once / (once + 2 * twice) if once else 0.5
-    return Level(
+    return NgramCounts(
         codes, counts.astype(np.int64), contexts, totals.astype(np.int64), types, min(float(discount), 0.95)
     )
 
 
 def _find(values: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where wanted stands in the sorted values, and whether it does."""
+    """Return where `wanted` is in the sorted values, and whether it's there."""
     place = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
     return place, values[place] == wanted
 
 
-def _lookup(codes: np.ndarray, counts: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    place, known = _find(codes, wanted)
-    return np.where(known, counts[place], 0)
-
-
-# TextStatistics: what samples of text are measured against, made from the training split.
-
-
-GRAM = 8
-
-
 @dataclass(frozen=True)
 class TextStatistics:
+    """Counts of the training text, and the validation blocks; a run keeps them next to its checkpoints."""
+
     unigrams: np.ndarray  # (V,) shares of the training tokens, float64
     grams: np.ndarray  # (M,) sorted hashes of the training 8-grams
     validation: np.ndarray  # (N, D) validation blocks, the reference of every table
@@ -172,11 +165,10 @@ class TextStatistics:
         grams = np.unique(_hashes(train.reshape(1, -1)))
         return cls(unigrams / unigrams.sum(), grams, validation, KneserNey.fit(train, num_tokens, order))
 
-    def memorised(self, tokens: np.ndarray) -> np.ndarray:
+    def memorized(self, tokens: np.ndarray) -> np.ndarray:
         """Return the share of the 8-grams of each sample (B, D) that the training text has, (B,)."""
         hashes = _hashes(tokens)
-        place = np.minimum(np.searchsorted(self.grams, hashes), len(self.grams) - 1)
-        return (self.grams[place] == hashes).mean(1) if hashes.shape[1] else np.zeros(len(tokens))
+        return _find(self.grams, hashes)[1].mean(1) if hashes.shape[1] else np.zeros(len(tokens))
 
     def save(self, path: Path) -> None:
         buffer = io.BytesIO()
@@ -192,7 +184,7 @@ class TextStatistics:
             saved = read_arrays(path)
             own = {name: saved[name] for name in ("unigrams", "grams", "validation")}
             found = cls(**own, ngrams=KneserNey.from_arrays(saved))
-            found._refuse_unfit(num_tokens, length)
+            found._check(num_tokens, length)
         except Exception as error:  # zipfile and numpy raise many kinds
             raise SettingsError(
                 f"{path} is damaged or of another model ({first_line(error)}); remove it: it is made again "
@@ -200,12 +192,12 @@ class TextStatistics:
             ) from None
         return found
 
-    def _refuse_unfit(self, num_tokens: int, length: int) -> None:
+    def _check(self, num_tokens: int, length: int) -> None:
         if self.ngrams.num_tokens != num_tokens:
             raise ValueError(f"made with {self.ngrams.num_tokens} tokens, the model has {num_tokens}")
         unigrams, grams, validation = self.unigrams, self.grams, self.validation
         if unigrams.shape != (num_tokens,) or unigrams.dtype != np.float64 or not (unigrams >= 0).all():
-            raise ValueError("unigrams is no law of the tokens")
+            raise ValueError("unigrams isn't a distribution of the tokens")
         if grams.ndim != 1 or grams.dtype != np.uint64 or (length >= GRAM and not len(grams)):
             raise ValueError("grams holds no hashes")
         if validation.dtype.kind != "i" or validation.shape[1:] != (length,) or not len(validation):

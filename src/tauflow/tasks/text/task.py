@@ -1,4 +1,4 @@
-"""Text: a language model's data, its samples as text, and how good they are.
+"""Text: documents as blocks of tokens, samples as text, and how good they are.
 
 Shapes: B samples, D tokens of a block, V tokens of the vocabulary.
 """
@@ -29,54 +29,54 @@ from tauflow.tasks.task import (
     unigram_distribution,
 )
 from tauflow.tasks.text.blocks import (
-    Split,
     Streamed,
+    TextSplit,
     cached_blocks,
     cached_tokenizer,
     first_training_blocks,
     first_validation_blocks,
 )
-from tauflow.tasks.text.corpus import BuiltIn, Corpus, DocumentName, Files, Hub
-from tauflow.tasks.text.metrics import Distinct, Entropy, Judge, Judging, Memorised
+from tauflow.tasks.text.corpus import BuiltIn, Corpus, DocumentName, HubCorpus, TextFiles, split_patterns
+from tauflow.tasks.text.metrics import Distinct, Entropy, Memorized, TextJudge, TextJudges
 from tauflow.tasks.text.statistics import TextStatistics
-from tauflow.tasks.text.vocabulary import existing, vocabulary_from
+from tauflow.tasks.text.vocabulary import load_tokenizer, vocabulary_from
 
-STATISTICS = "statistics.npz"  # beside the checkpoints of a run
+STATISTICS = "statistics.npz"  # next to the checkpoints of a run
 STREAMED_STATISTICS = 4096  # blocks of a stream, at most
 NO_CORPUS = (
-    "no corpus is named, and that of a checkpoint is never opened by itself; name it: `sample.py --data "
-    "files=...` or `tauflow.load(path, data={'files': ...})`, or hub=..., or built_in=true"
+    "a checkpoint's corpus is never opened by itself; pass it: `sample.py --data files=...` or "
+    "`tauflow.load(path, data={'files': ...})`, or hub=..., or built_in=true"
 )
 
 
 @dataclass(eq=False, repr=False)
 class Text(TextTask):
-    """Text in blocks of tokens: the built-in corpus, local files or a data set of the hub.
+    """Text in blocks of tokens: the built-in corpus, local files or a data set on the hub.
 
     Args:
         files: names or patterns of text files, plain or .gz, separated by commas.
         built_in: without files and hub, take CPython's language reference.
         document: what a document of a file is: a block between empty lines, or the file.
-        hub: name of a data set of the hub.
+        hub: name of a data set on the hub.
         hub_config: its configuration.
         hub_split: its split.
         hub_column: the column with the text.
         streaming: read the hub's data set as a stream, without downloading it first.
         tokenizer: `bpe` (byte-level, made from the training documents), `characters`, a tokenizer.json or its
-            folder, or a name of the hub.
+            folder, or a name on the hub.
         vocabulary: tokens of a `bpe` tokenizer.
         length: tokens of a block, D.
         batch_size: items of an optimizer step over all devices and accumulated batches together.
         epoch_items: training items called an epoch; the next epoch continues in the order.
         val_share: share of the documents that are for validation, chosen by their text.
         val_items: blocks of the validation set, at most.
-        judges: what perplexity of samples is measured under: ngram, smollm2, or causal models of
-            transformers; separated by commas.
-        statistics_tokens: training tokens that the n-gram judge, the unigram law and the memory of 8-grams
-            are made from, at most.
-        cache: folder for tokenizers and tokenised blocks.
+        judges: what perplexity of samples is measured under: ngram, smollm2, or Transformers causal LMs;
+            separated by commas.
+        statistics_tokens: training tokens that the n-gram judge, the unigram distribution and the memory of
+            8-grams are made from, at most.
+        cache: folder for tokenizers and tokenized blocks.
         seed: of the split and the order.
-        num_workers: loader processes for each device.
+        num_workers: loader processes per device.
         tokenizer_json: the tokenizer itself, as a checkpoint keeps it; overrides `tokenizer`.
     """
 
@@ -115,7 +115,7 @@ class Text(TextTask):
     def __post_init__(self) -> None:
         empty = [name for name in ("files", "hub", "cache", "tokenizer") if getattr(self, name) == ""]
         if empty:
-            raise SettingsError(f"--data.{empty[0]} is empty; name one, or drop it")
+            raise SettingsError(f"--data.{empty[0]} is empty. Set it, or remove it.")
         if self.files and self.hub:
             raise SettingsError("give --data.files or --data.hub, not both")
         least = {"length": 3, "batch_size": 1, "val_items": 2, "statistics_tokens": 1}
@@ -135,10 +135,10 @@ class Text(TextTask):
     def rebuilt(cls, init_args: Mapping[str, Any], data: Mapping[str, Any]) -> Self:
         """Rebuild the task from a file that is not trusted: with its tokenizer, and without its corpus.
 
-        It opens no corpus, cache, hub or judge but those that the user names in `data`.
+        It opens no corpus, cache, hub or judge but those in the user's `data`.
         """
         if not isinstance(init_args.get("tokenizer_json"), str) or not init_args["tokenizer_json"]:
-            raise CheckpointError("the checkpoint has no tokenizer: its data.tokenizer_json is no text")
+            raise CheckpointError("the checkpoint has no tokenizer: its data.tokenizer_json isn't text")
         return super().rebuilt(init_args, {"built_in": False, **data})
 
     # Data
@@ -148,26 +148,26 @@ class Text(TextTask):
         if self.hub:
             return self._hub
         if self.files:
-            return Files.named(self.files, self.document)
+            return TextFiles(split_patterns(self.files), self.document)
         if self.built_in:
             return BuiltIn()
         raise SettingsError(NO_CORPUS)
 
     @property
-    def _hub(self) -> Hub:
-        return Hub(self.hub or "", self.hub_config, self.hub_split, self.hub_column, self.streaming)
+    def _hub(self) -> HubCorpus:
+        return HubCorpus(self.hub or "", self.hub_config, self.hub_split, self.hub_column, self.streaming)
 
     @property
-    def _split(self) -> Split:
-        return Split(self.length, self.val_share, self.seed)
+    def _split(self) -> TextSplit:
+        return TextSplit(self.length, self.val_share, self.seed)
 
     def _make_tokenizer(self) -> str:
         if self.tokenizer not in ("bpe", "characters"):
-            return existing(self.tokenizer)
+            return load_tokenizer(self.tokenizer)
         if self.streaming:
             raise SettingsError(
                 f"--data.tokenizer {self.tokenizer} is made from all of the corpus, which a stream is not; "
-                "name a tokenizer"
+                "choose another tokenizer"
             )
         return cached_tokenizer(self.cache, self.tokenizer, self.vocabulary, self.corpus, self._split)
 
@@ -195,7 +195,7 @@ class Text(TextTask):
         if not self.streaming:
             return ValidationItems(self._blocks[1], self.val_items, self.seed)
         blocks = first_validation_blocks(self._hub, self.tokens, self._split, self.val_items)
-        return ValidationItems(InMemory(blocks), self.val_items, self.seed)
+        return ValidationItems(InMemory({"tokens": blocks}), self.val_items, self.seed)
 
     def _first_blocks(self, count: int) -> np.ndarray:
         """Return at most `count` training blocks (N, D) in the order of the corpus."""
@@ -209,12 +209,12 @@ class Text(TextTask):
 
     @property
     def _saved(self) -> Path | None:
-        """Return the file with statistics beside the run, if there is one."""
+        """Return the file with statistics next to the checkpoints of the run, if there is one."""
         return self.folder / STATISTICS if self.folder and (self.folder / STATISTICS).exists() else None
 
     @cached_property
     def statistics(self) -> TextStatistics:
-        """Return statistics of the training split: from beside the run where they lie there, else counted."""
+        """Return statistics of the training split: those the run has saved, else counted."""
         if self._saved:
             return TextStatistics.load(self._saved, self.num_tokens, self.length)
         if not hasattr(self, "val_data"):
@@ -228,7 +228,7 @@ class Text(TextTask):
         if self._saved or self.hub or self.files or self.built_in:
             return ""
         lost = "perplexity under ngram, unigram_tv, memorised_8grams and real data are skipped"
-        return f"{lost}: there is no {STATISTICS} beside the checkpoint, and {NO_CORPUS}"
+        return f"{lost}: there is no {STATISTICS} next to the checkpoint, and {NO_CORPUS}"
 
     # Samples
 
@@ -237,7 +237,7 @@ class Text(TextTask):
         return self.tokens.texts(tokens.tolist())
 
     def show(self, tokens: Tensor, condition: Tensor | None = None) -> list[str]:
-        """Return numbered texts; `¶` stands where a document ends, control characters as pictures."""
+        """Return numbered texts, with `¶` where a document ends and visible control characters."""
         texts = (self.tokens.decode(row, eos=" ¶ ").translate(CONTROL_PICTURES) for row in tokens.tolist())
         return [f"[{number}] {text}" for number, text in enumerate(texts, start=1)]
 
@@ -249,15 +249,15 @@ class Text(TextTask):
     def use_judges(self, names: str, device: torch.device | None = None) -> None:
         self.judges = names
         self._judge_device = device
-        self.__dict__.pop("_judging", None)
+        self.__dict__.pop("_judges", None)
         if "ngram" in self._asked_judges and self.alone:
             raise SettingsError(self.alone)
-        self._judging.labels()  # a judge that cannot be loaded is refused now
+        self._judges.labels()  # a judge that can't be loaded fails now
 
     @property
     def primary_metric(self) -> str:  # type: ignore[override]  # depends on the judges
-        if self._judging.names:
-            return f"ppl_corpus_{self.judge(self._judging.names[0]).name}"
+        if self._judges.names:
+            return f"ppl_corpus_{self.judge(self._judges.names[0]).name}"
         return "entropy_bits" if self.alone else "unigram_tv"
 
     @property
@@ -265,18 +265,18 @@ class Text(TextTask):
         return [word.strip() for word in self.judges.split(",") if word.strip()]
 
     @cached_property
-    def _judging(self) -> Judging:
+    def _judges(self) -> TextJudges:
         names = [name for name in self._asked_judges if name != "ngram" or not self.alone]
-        return Judging(names, self.tokens, lambda: self.statistics.ngrams, self._judge_device)
+        return TextJudges(names, self.tokens, lambda: self.statistics.ngrams, self._judge_device)
 
-    def judge(self, name: str) -> Judge:
+    def judge(self, name: str) -> TextJudge:
         """Return the judge of a name, loaded once."""
-        return self._judging.judge(name)
+        return self._judges.judge(name)
 
     def sample_metrics(self) -> MetricCollection:
-        metrics: dict[str, Metric | MetricCollection] = {**self._judging.metrics(), "entropy_bits": Entropy()}
+        metrics: dict[str, Metric | MetricCollection] = {**self._judges.metrics(), "entropy_bits": Entropy()}
         metrics |= {f"distinct_{n}": Distinct(n) for n in (1, 2, 3)}
         if not self.alone:
             metrics["unigram_tv"] = UnigramTotalVariation(torch.from_numpy(self.statistics.unigrams))
-            metrics["memorised_8grams"] = Memorised(self.statistics.memorised)
+            metrics["memorised_8grams"] = Memorized(self.statistics.memorized)
         return MetricCollection(metrics, compute_groups=False)

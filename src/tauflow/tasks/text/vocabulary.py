@@ -1,7 +1,7 @@
-"""Tokenizers: characters or byte-level BPE made from the corpus, a file, or a name of the hub.
+"""Tokenizers: characters or byte-level BPE made from the corpus, a file, or a name on the hub.
 
-A file is a tokenizer.json, or GPT-2's pair of files. A Vocabulary is a `tokenizers.Tokenizer` that knows
-which token ends a document.
+A file is a tokenizer.json, or GPT-2's pair of files. A Vocabulary is a `tokenizers.Tokenizer` together with
+the token that ends a document.
 """
 
 from collections.abc import Iterable
@@ -40,7 +40,7 @@ class Vocabulary:
         return [encoding.ids for encoding in encodings]
 
     def encode_strictly(self, text: str) -> list[int]:
-        """Return tokens; refuse text that the vocabulary cannot express."""
+        """Return tokens; raise an error for text that the vocabulary can't express."""
         broken = next((character for character in text if "\ud800" <= character <= "\udfff"), None)
         if broken:
             raise SettingsError(
@@ -53,7 +53,7 @@ class Vocabulary:
         for token, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if token == unknown:
                 raise SettingsError(
-                    f"the model's vocabulary of characters has no {text[begin:end]!r}; drop it from the text"
+                    f"the model's vocabulary of characters has no {text[begin:end]!r}; remove it"
                 )
         return encoding.ids
 
@@ -91,16 +91,16 @@ def vocabulary_from(text: str) -> Vocabulary:
     if ids != list(range(len(ids))):
         raise SettingsError(
             f"the tokenizer's {len(ids)} tokens have ids up to {ids[-1]}, with gaps or the same one twice; "
-            f"take one whose ids are 0 to {len(ids) - 1}"
+            f"use one whose ids are 0 to {len(ids) - 1}"
         )
     if len(ids) < 2:
-        raise SettingsError("the tokenizer has no tokens; take another one")
+        raise SettingsError("the tokenizer has no tokens; use another one")
     eos = tokenizer.token_to_id(known[0] if known else EOS)
     assert eos is not None
     return Vocabulary(tokenizer, eos)
 
 
-def characters(documents: Iterable[str]) -> str:
+def character_tokenizer(documents: Iterable[str]) -> str:
     """Return a tokenizer.json with a token for every character of the documents."""
     seen = sorted(set().union(*(set(document) for document in documents)))
     vocabulary = {name: number for number, name in enumerate([EOS, UNKNOWN, *seen])}
@@ -111,7 +111,7 @@ def characters(documents: Iterable[str]) -> str:
     return tokenizer.to_str()
 
 
-def byte_level_bpe(documents: Iterable[str], size: int, progress: bool = False) -> str:
+def train_bpe(documents: Iterable[str], size: int) -> str:
     """Return a tokenizer.json of byte-level BPE with `size` tokens, trained on the documents."""
     if size < 257:
         raise SettingsError(
@@ -122,30 +122,33 @@ def byte_level_bpe(documents: Iterable[str], size: int, progress: bool = False) 
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=progress
+        vocab_size=size, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(documents, trainer)
     return tokenizer.to_str()
 
 
-def existing(name: str) -> str:
-    """Return the tokenizer.json of a file, a folder (also GPT-2's pair of files) or a name of the hub."""
+def load_tokenizer(name: str) -> str:
+    """Return the tokenizer.json of a file, a folder (also GPT-2's pair of files) or a name on the hub."""
     path = Path(name).expanduser()
+    if path.is_dir() and (path / "tokenizer.json").is_file():
+        path = path / "tokenizer.json"
     if path.is_file():
-        return _text_of(path)
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"Can't read the tokenizer {path} ({first_line(error)}).") from None
     if path.is_dir():
-        if (path / "tokenizer.json").is_file():
-            return _text_of(path / "tokenizer.json")
         for vocabulary, merges in PAIRS:
             if (path / vocabulary).is_file() and (path / merges).is_file():
-                return _byte_level_from(path / vocabulary, path / merges)
+                return _read_bpe(path / vocabulary, path / merges)
         raise SettingsError(
             f"{path} holds no tokenizer.json and no {' or '.join(' + '.join(pair) for pair in PAIRS)}"
         )
     if name.endswith(".json") or "\\" in name or name.count("/") > 1 or name.startswith((".", "/")):
         raise SettingsError(
-            f"there is no tokenizer file {name}; name a tokenizer.json, a folder, a name of the hub, `bpe` "
-            "or `characters`"
+            f"Tokenizer not found: {name}. Use a tokenizer.json, a folder, a name on the hub, `bpe` or "
+            "`characters`."
         )
     try:
         return Tokenizer.from_pretrained(name).to_str()
@@ -156,17 +159,10 @@ def existing(name: str) -> str:
         ) from None
 
 
-def _byte_level_from(vocabulary: Path, merges: Path) -> str:
+def _read_bpe(vocabulary: Path, merges: Path) -> str:
     with blame_tokenizer(f"{vocabulary} and {merges} aren't a readable BPE", SettingsError):
         tokenizer = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([name for name in KNOWN_EOS if tokenizer.token_to_id(name) is not None])
     return tokenizer.to_str()
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"Can't read the tokenizer {path} ({first_line(error)}).") from None
