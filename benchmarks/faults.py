@@ -892,8 +892,8 @@ FAULTS = [
     Fault(
         "folder of a running run resumed",
         "cli/train.py",
-        "    with lock_folder(folder, IN_USE):\n        yield folder\n\n\n@contextmanager\ndef _new",
-        "    yield folder\n\n\n@contextmanager\ndef _new",
+        "    with lock_folder(folder, IN_USE):\n        yield folder\n\n\n@",
+        "    yield folder\n\n\n@",
         "test_training_faults.py::test_a_folder_in_which_a_run_trains_is_not_resumed",
     ),
     Fault(

@@ -9,7 +9,7 @@ import torch
 import yaml
 from conftest import ROOT, TINY, load_plain, run_train, train_here
 
-from tauflow.cli.train import TauflowCLI, prepared, train
+from tauflow.cli.train import TauflowCLI, convert_words, train
 from tauflow.evaluation.evaluate import choose_samplers
 from tauflow.samplers import sampler_from
 from tauflow.train.callbacks import LogLines, Progress
@@ -46,7 +46,7 @@ def test_every_config_evaluates_auto_and_is_of_this_version(config):
     settings = yaml.safe_load(config.read_text())
     if config.stem not in OVERLAYS:
         assert "auto" in settings["evaluation"]["samplers"]
-    assert prepared(["-c", str(config)]) == ["-c", str(config)]
+    assert convert_words(["-c", str(config)]) == ["-c", str(config)]
 
 
 def test_the_run_folder_holds_what_was_said(trained):
@@ -91,7 +91,7 @@ def test_a_config_of_an_earlier_version_still_works(tmp_path, monkeypatch, flag)
     path.write_text(OLD)
     given = [f"{flag}{path}"] if flag.endswith("=") else [flag, str(path)]
     monkeypatch.chdir(tmp_path)
-    cli = TauflowCLI(prepared(given))
+    cli = TauflowCLI(convert_words(given))
     optimizer = cli.model.optimizer_config
     assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.weight_decay) == (0.003, 2, 0.02)
     assert (optimizer.betas, optimizer.ema_decay) == ((0.8, 0.9), 0.9)
@@ -119,12 +119,12 @@ def refused(tmp_path, monkeypatch, capsys):
     ("args", "expected"),
     [
         (["--model.learning_rat=1"], ["learning_rat", "Did you mean model.optimizer.learning_rate?"]),
-        (["--model.network.widht=32"], ["TransformerConfig has no setting widht; did you mean width?"]),
-        (["--data.valus=3"], ["Countdown has no setting valus; did you mean values?"]),
+        (["--model.network.widht=32"], ["TransformerConfig has no setting widht. Did you mean width?"]),
+        (["--data.valus=3"], ["Countdown has no setting valus. Did you mean values?"]),
         (["--data.values=many"], ["--data.values must be a whole number, got many"]),
         (["--model.loss_on=some"], ["--model.loss_on must be one of corrupted, all, got some"]),
         (["--model.schedule=tauflow.process.schedules.Polynomial"], ["arguments are required: exponent"]),
-        (["--data=NoSuchTask"], ["NoSuchTask", "Known tasks: tauflow.tasks.Countdown"]),
+        (["--data=NoSuchTask"], ["NoSuchTask", "Known classes: tauflow.tasks.Countdown"]),
         (["--trainer.callbacks+=builtins.print"], ["subclass of Callback, got builtins.print"]),
         (["--model.optimizer=null"], ["--model.optimizer must be a YAML file with its settings, got null"]),
         (["--model.schedule=quadrat"], ["unknown schedule 'quadrat'", "cosine_squared"]),
@@ -187,11 +187,11 @@ def own(tmp_path, monkeypatch):
     [
         (
             [*NETWORK, "--model.network.class_path=own_classes.ConvConfig", "--model.network.chanels=16"],
-            "ConvConfig has no setting chanels; did you mean channels? ConvConfig takes: channels, layers",
+            "ConvConfig has no setting chanels. Did you mean channels? ConvConfig takes: channels, layers",
         ),
         (
             [*TASK, "--data=own_classes.Remainder", "--data.itms=5"],
-            "Remainder has no setting itms; did you mean items? Remainder takes: batch_size, epoch_items, "
+            "Remainder has no setting itms. Did you mean items? Remainder takes: batch_size, epoch_items, "
             "items",
         ),
         (
@@ -283,7 +283,7 @@ def test_resuming_what_cannot_be_resumed(trained, tmp_path, refused):
 
     message = refused(*resume, "--trainer.max_steps=24")
     assert "finished: step 24 of 24" in message
-    assert "raise --trainer.max_steps" in message
+    assert "Raise --trainer.max_steps" in message
 
     message = refused(*resume, "--trainer.max_steps=40", "--data.values=7")
     assert "num_tokens=6" in message

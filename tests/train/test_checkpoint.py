@@ -13,7 +13,7 @@ from conftest import load_plain
 
 import tauflow
 from tauflow import Cosine, Marginal, Masked, Polynomial
-from tauflow.cli.train import prepared
+from tauflow.cli.train import convert_words
 from tauflow.errors import CheckpointError, SettingsError
 from tauflow.networks import TransformerConfig
 from tauflow.tasks import Countdown, DataFacts, LabelledCountdown
@@ -275,7 +275,7 @@ def test_a_checkpoint_and_a_config_with_names_of_earlier_versions(trained, tmp_p
     config = tmp_path / "config.yaml"
     config.write_text("model:\n  optimizer:\n    class_path: tauflow.train.optimizer.OptimizerConfig\n")
     flag = "--model.optimizer=tauflow.train.optimizer.OptimizerConfig"
-    _, text, converted = prepared(["-c", str(config), flag])
+    _, text, converted = convert_words(["-c", str(config), flag])
     optimizer = {"class_path": "tauflow.train.module.OptimizerConfig"}
     assert yaml.safe_load(text)["model"]["optimizer"] == optimizer
     assert converted == "--model.optimizer=tauflow.train.module.OptimizerConfig"

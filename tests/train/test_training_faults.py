@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from conftest import ENV, TINY, assert_equal, load_plain, paused, read_scalars, run_train, train_command
 
-from tauflow.cli.train import next_version, train
+from tauflow.cli.train import make_next_version, train
 from tauflow.evaluation import evaluate
 from tauflow.evaluation.results import Results
 from tauflow.files import lock_folder
@@ -157,10 +157,10 @@ def test_a_stop_between_validations_does_not_move_the_evaluations(here, ask, tmp
 
 def test_runs_that_begin_together_get_folders_of_their_own(tmp_path, monkeypatch):
     with ThreadPoolExecutor(16) as pool:
-        made = list(pool.map(next_version, [tmp_path] * 64))
+        made = list(pool.map(make_next_version, [tmp_path] * 64))
     assert sorted(made) == sorted(tmp_path / f"version_{number}" for number in range(64))
     monkeypatch.setattr(Path, "iterdir", lambda path: iter([]))  # another run makes its folder right now
-    assert next_version(tmp_path).name == "version_64"
+    assert make_next_version(tmp_path).name == "version_64"
 
 
 def test_a_folder_in_which_a_run_trains_is_not_resumed(here, trained, tmp_path):
@@ -170,7 +170,7 @@ def test_a_folder_in_which_a_run_trains_is_not_resumed(here, trained, tmp_path):
     with lock_folder(folder, "the test holds it"):
         ended = here("--trainer.max_steps=32", "--ckpt_path=last")
     assert ended.error == (
-        "error: another process is writing to runs/version_0; wait for it to end, or begin another run "
+        "error: another process is writing to runs/version_0; wait for it to end, or start another run "
         "without --ckpt_path"
     )
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
@@ -335,8 +335,8 @@ def test_a_run_of_several_nodes_says_that_it_waits_for_them(here, monkeypatch):
 
 
 CONFIGS = {
-    "list": (b"- 1\n- 2\n", "holds no settings"),
-    "binary": (bytes(range(256)), "isn't a configuration"),
+    "list": (b"- 1\n- 2\n", "has no settings"),
+    "binary": (bytes(range(256)), "isn't valid YAML"),
     "broken": (b"a: [1\nb: }", "isn't valid YAML"),
     "group": (b"trainer: 5", "trainer must hold settings"),
 }
