@@ -1,4 +1,4 @@
-"""Print the metrics of the reference implementation, molsets 0.3.1, of the molecules of tests/test_moses.py.
+"""Print the metrics of the reference implementation, molsets 0.3.1, on the molecules of test_moses.py.
 
 It was written for packages of 2020; what they have lost since is put back here before it is imported.
 """

@@ -34,7 +34,7 @@ LEAST = {"samples": 1, "batch_size": 1, "nll_items": 0, "nfes": 1, "seeds": 0}
 MOST = {"nfes": 10**6, "seeds": 2**32 - 1}
 
 
-GENEVAL = "geneval"  # scores pictures that are there already, and has flags of its own
+GENEVAL = "geneval"  # scores existing images, and has its own flags
 
 
 def parser() -> argparse.ArgumentParser:
@@ -82,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
 
 def geneval_parser() -> argparse.ArgumentParser:
     text = textwrap.dedent(f"""\
-        Score pictures by their prompts.
+        Score images by their prompts.
 
         Reads DIR/NNNNN/metadata.jsonl and DIR/NNNNN/samples/NNNNN.png, as
         benchmarks.geneval.write_folder writes them, and writes {" and ".join(FILES)}.
@@ -93,9 +93,12 @@ def geneval_parser() -> argparse.ArgumentParser:
         f"python -m benchmarks {GENEVAL}", description=text, formatter_class=shape, allow_abbrev=False
     )
     add = found.add_argument
-    add("--images", type=folder, required=True, metavar="DIR", help="folder of the pictures")
+    add("--images", type=folder, required=True, metavar="DIR", help="folder of the images")
     add(
-        "--out", type=folder, metavar="DIR", help="folder of the result files (default: that of the pictures)"
+        "--out",
+        type=folder,
+        metavar="DIR",
+        help="folder of the result files (default: the folder of the images)",
     )
     add(
         "--detector",
@@ -123,7 +126,7 @@ def main(argv: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ± shows ? instead
     if words[:1] == [GENEVAL]:
-        score_pictures(words)
+        score_images(words)
         return
     arguments = parser().parse_args(words)
     if arguments.name == GENEVAL:
@@ -136,7 +139,7 @@ def main(argv: list[str] | None = None) -> None:
     print(f"written to  {arguments.out}  ({', '.join(study.written)})")
 
 
-def score_pictures(words: list[str]) -> None:
+def score_images(words: list[str]) -> None:
     arguments = geneval_parser().parse_args(words[1:])
     out = arguments.out or arguments.images
     detector = None if arguments.detector == "none" else arguments.detector

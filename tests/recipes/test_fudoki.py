@@ -493,7 +493,7 @@ def test_the_example_of_geneval(released, tmp_path, monkeypatch):
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "write_folder(" in block]
     code = code.replace("LucasJinWang/FUDOKI", str(released)).replace('"cuda"', '"cpu"')
     exec(code.replace("records()", "records()[:2]"), {})
-    found = read_folder(tmp_path / "pictures")
+    found = read_folder(tmp_path / "images")
     assert [len(each.images) for each in found] == [4, 4]
     assert [each.record for each in found] == records()[:2]
 
