@@ -79,7 +79,8 @@ def test_skeletons_run_as_they_are(name, tmp_path):
     (tmp_path / name).write_text(code)
     assert lines
     for line in lines:
-        result = run(line, tmp_path)
+        shrunk = " --nll_items 2" if "sample.py" in line else ""
+        result = run(line + shrunk, tmp_path)
         assert result.returncode == 0, f"{line}\n{result.stdout}\n{result.stderr}"
     if name == "my_task.py":
         assert (tmp_path / "results_stripes" / "samples.png").exists()

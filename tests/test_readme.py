@@ -87,7 +87,7 @@ def test_python_example_of_the_readme(monkeypatch, capsys):
     """As it is, from the folder of the project, with fewer samples."""
     (example,) = re.findall(r"```python\n(.*?)```", README, re.S)
     assert "num_samples=32" in example
-    example = example.replace("num_samples=32", "num_samples=2")
+    example = example.replace("num_samples=32", "num_samples=2, nll_items=2")
     monkeypatch.chdir(ROOT)
     exec(compile(example, "README.md", "exec"), {})
     shown = capsys.readouterr().out
