@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.studies import STUDIES
+from benchmarks.studies.layout import TableSpec, markdown_table
 from benchmarks.studies.paired import difference_table
 from tauflow import files
 from tauflow.errors import TauflowError
 from tauflow.evaluation.results import Results
-from tauflow.evaluation.tables import Frame, TableSpec, markdown_table
+from tauflow.evaluation.tables import Frame
 from tauflow.samplers.registry import SAMPLERS, Option, described
 
 RESULTS = Path(__file__).parent / "results"

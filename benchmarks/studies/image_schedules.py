@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from benchmarks.studies.images import METRIC, OnImages
+from benchmarks.studies.layout import TableSpec
 from benchmarks.studies.paired import difference
 from tauflow.denoise import Model
 from tauflow.errors import SettingsError
 from tauflow.evaluation.results import REAL, Factors, Measured, Results
-from tauflow.evaluation.tables import Frame, TableSpec, View, number_text
+from tauflow.evaluation.tables import Frame, View, number_text
 from tauflow.process import Mixture
 from tauflow.train import Trained
 

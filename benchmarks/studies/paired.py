@@ -3,9 +3,10 @@
 import dataclasses
 import math
 
+from benchmarks.studies.layout import TableSpec, thinned
 from tauflow.errors import TauflowError
 from tauflow.evaluation.results import Cell, Measured, Record, Results, Scale
-from tauflow.evaluation.tables import Frame, TableSpec, View, number_text, thinned
+from tauflow.evaluation.tables import Frame, View, number_text
 
 
 def difference(frame: Frame, spec: TableSpec, row: str, base: str, x: float) -> Measured | None:

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.studies.layout import TableSpec, markdown_table, panels_figure
 from benchmarks.studies.paired import difference_table, with_differences
 from tauflow import files
-from tauflow.evaluation.figures import panels_figure
 from tauflow.evaluation.results import Results
-from tauflow.evaluation.tables import Frame, TableSpec, markdown_table, remarks, to_csv
+from tauflow.evaluation.tables import Frame, remarks, to_csv
 
 if TYPE_CHECKING:
     from benchmarks.studies.base import Study

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from benchmarks.studies.image_schedules import verdict
+from benchmarks.studies.layout import TableSpec
 from benchmarks.studies.models import OnModels
 from benchmarks.studies.paired import difference
 from benchmarks.studies.pictured import PICTURED, PICTURES, write_pictures
@@ -15,7 +16,7 @@ from tauflow.denoise import Model
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import Sampling, choose_samplers, task_of
 from tauflow.evaluation.results import REAL, Cell, Factors, Results, Scale
-from tauflow.evaluation.tables import Frame, TableSpec, View, number_text
+from tauflow.evaluation.tables import Frame, View, number_text
 from tauflow.process import Metric
 from tauflow.samplers import Sampler, sampler_from
 from tauflow.samplers.registry import SETS

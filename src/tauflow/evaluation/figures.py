@@ -142,37 +142,6 @@ def quality_figure(frame: Frame, metric: str, panel: str = "") -> Figure:
     return figure
 
 
-def panels_figure(frame: Frame, metrics: Sequence[str], panels_down: bool = False) -> Figure:
-    """Draw a panel against a metric in each place, two in a row if there is one panel; one legend for all."""
-    panels = frame.panels
-    places = [(panel, metric) for metric in metrics for panel in panels]
-    across = len(panels)
-    if panels_down:
-        places = [(panel, metric) for panel in panels for metric in metrics]
-        across = len(metrics)
-    if across <= 1:
-        across = min(2, len(places))
-    down = math.ceil(len(places) / across)
-    figure = Figure(figsize=(5.6 * across + 2.2, 3.9 * down), layout="constrained")
-    axes = list(figure.subplots(down, across, squeeze=False).flat)
-    labels = list(
-        dict.fromkeys(row for panel, metric in places for row in frame.rows(panel, metric) if row != REAL)
-    )
-    looks = styles(frame.names(labels))
-    for place, (panel, metric) in zip(axes, places, strict=False):
-        draw_panel(place, frame, panel, metric, looks)
-    for place in axes[len(places) :]:
-        place.set_visible(False)
-    handles: dict[str, Any] = {}
-    for place in axes:
-        for handle, label in zip(*place.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    columns = 1 + len(handles) // 41
-    place = {"loc": "outside right center", "frameon": False, "fontsize": 9 if columns == 1 else 7}
-    figure.legend(handles.values(), handles.keys(), ncols=columns, **place)
-    return figure
-
-
 def draw_panel(
     axes: "Axes", frame: Frame, panel: str, metric: str, looks: dict[str, dict[str, Any]] | None = None
 ) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING
 
-from tauflow.errors import TauflowError, printable
+from tauflow.errors import printable
 from tauflow.evaluation.results import REAL, Factor, Factors, Measured, Results, Scale
 from tauflow.samplers.registry import spec_name
 
@@ -208,66 +208,6 @@ def number_text(measured: Measured | None) -> str:
         return text
     rounded = f"{error:.{digits}f}"
     return f"{text} ± {rounded if float(rounded) else f'{error:.0e}'}"
-
-
-def ratio_text(measured: Measured | None, base: Measured | None, same: bool) -> str:
-    """Write a number over another one, with the error of the ratio; none for a number over itself."""
-    if measured is None or not base or not base.value or math.isnan(measured.value):
-        return ""
-    share = measured.value / base.value
-    if same or not measured.value:
-        return f"{share:.3f}"
-    error = math.hypot(measured.standard_error / measured.value, base.standard_error / base.value)
-    return f"{share:.3f}" + (f" ± {share * error:.3f}" if error else "")
-
-
-@dataclass(frozen=True)
-class TableSpec:
-    """Which numbers a table shows; by default all rows and a choice of columns."""
-
-    panel: str
-    metric: str
-    xs: Sequence[float] = ()
-    rows: Sequence[str] = ()
-    ratio: str = ""  # a row that the others are divided by
-    title: str = ""
-
-
-def markdown_table(frame: Frame, spec: TableSpec) -> str:
-    """Return a Markdown table of one panel and metric: a line for each row, a column for each x."""
-    there = frame.xs(spec.panel, spec.metric)
-    xs = list(spec.xs) or thinned(there)
-    rows = list(spec.rows) or frame.rows(spec.panel, spec.metric)
-    known = frame.rows(spec.panel, spec.metric)
-    missing = sorted({*rows, *([spec.ratio] if spec.ratio else [])} - set(known))
-    missing += [f"{x:g}" for x in xs if x not in there]
-    if not rows or not xs or missing:
-        detail = f" for {', '.join(missing)}" if missing else ""
-        raise TauflowError(
-            f"the results of {frame.results.name} have no {spec.metric} of {spec.panel}{detail}"
-        )
-    title = spec.title or (f"{spec.panel}: {spec.metric}" if spec.panel else spec.metric)
-    title += f", ratio to {spec.ratio}" if spec.ratio else ""
-    lines = [f"| {title} | {' | '.join(f'{x:.4g}' for x in xs)} |", "|---" * (len(xs) + 1) + "|"]
-    for row in rows:
-        words = [_text(frame, spec, row, x) for x in xs]
-        lines.append(f"| {row} | {' | '.join(words)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _text(frame: Frame, spec: TableSpec, row: str, x: float) -> str:
-    measured = frame.measured(spec.panel, row, x, spec.metric)
-    if spec.ratio:
-        base = frame.measured(spec.panel, spec.ratio, x, spec.metric)
-        return ratio_text(measured, base, row == spec.ratio)
-    return number_text(measured)
-
-
-def thinned(xs: Sequence[float]) -> list[float]:
-    """Return at most so many values of x as a table has columns."""
-    if len(xs) <= COLUMNS:
-        return list(xs)
-    return [xs[round(i * (len(xs) - 1) / (COLUMNS - 1))] for i in range(COLUMNS)]
 
 
 def to_csv(results: Results) -> str:
