@@ -793,7 +793,7 @@ FAULTS = [
     Fault(
         "SEDD with another noise taken for absorbing",
         "recipes/dits.py",
-        'if (graph, noise) != ("absorb", "loglinear"):',
+        'if kind != ("absorb", "loglinear"):',
         "if False:",
         "test_dits.py::test_settings_that_the_recipe_does_not_know_are_refused",
     ),

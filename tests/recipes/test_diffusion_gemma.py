@@ -162,7 +162,7 @@ def test_parts_of_a_batch_are_encoded_once_and_kept_for_their_run(saved_gemma, m
     assert columns([[11], [12, 5]]) == 3
     assert len(encoded) == 2, "those of the run before are dropped"
     assert columns([[11], [12, 5]]) == 0
-    monkeypatch.setattr("tauflow.recipes.diffusion_gemma.HELD", 1)
+    monkeypatch.setattr("tauflow.recipes.diffusion_gemma.MAX_CACHE", 1)
     assert columns([[13], [14, 5]]) == 3 * NFE
     assert len(encoded) == 1, "what does not fit is encoded again"
 
@@ -217,10 +217,10 @@ def changed(folder, target, drop=None, text=None, **settings) -> None:
     [
         ({"drop": "model.decoder.norm.weight"}, "missing: decoder.norm.weight"),
         ({"drop": "model.encoder.language_model.layers.1.layer_scalar"}, "missing: scales.1"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings is false"),
-        ({"canvas_length": 40}, "leave no place for a prompt"),
-        ({"canvas_length": 0}, "canvas_length is 0"),
-        ({"text": {"bos_token_id": None}}, "bos_token_id is null"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings must be true"),
+        ({"canvas_length": 40}, "leave room for a prompt"),
+        ({"canvas_length": 0}, "canvas_length must be at least 1"),
+        ({"text": {"bos_token_id": None}}, "bos_token_id must be an id"),
     ],
 )
 def test_a_folder_that_is_none_is_refused(saved_gemma, tmp_path, change, message):
@@ -230,9 +230,9 @@ def test_a_folder_that_is_none_is_refused(saved_gemma, tmp_path, change, message
 
 
 def test_prompts_that_are_none_are_refused(trained):
-    with pytest.raises(SettingsError, match="1 to 34 tokens, this one 35"):
+    with pytest.raises(SettingsError, match="1 to 34 tokens, got 35"):
         trained.task.condition("w1 " * 35)
-    with pytest.raises(SettingsError, match="this one 0"):
+    with pytest.raises(SettingsError, match="got 0"):
         trained.task.condition("")
     holes = prompts(trained)
     holes[0, 2] = -1

@@ -179,13 +179,13 @@ def test_weights_that_do_not_fit_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "changes", "said"),
     [
-        ("mdlm", {"time_conditioning": True}, "is told the time"),
+        ("mdlm", {"time_conditioning": True}, "time_conditioning must be false"),
         ("mdlm", {"n_heads": 3}, "no multiple of 2 \\* heads"),
         ("mdlm", {"n_blocks": 10**9}, "n_blocks in .* must be at most 4096"),
         ("mdlm", {"n_blocks": "2"}, "sizes of a DiT"),
-        ("duo", {"causal": True}, "autoregressive"),
-        ("sedd", {"graph": {"type": "uniform"}}, "uniform noise on a loglinear schedule"),
-        ("mdlm", {"model_type": None}, "says no model_type, and is not that of SEDD"),
+        ("duo", {"causal": True}, "causal must be false"),
+        ("sedd", {"graph": {"type": "uniform"}}, "must be absorb and loglinear, got"),
+        ("mdlm", {"model_type": None}, "must have a model_type, unless the model is SEDD"),
         ("sedd", {"model": {}}, "doesn't describe a sedd model: KeyError"),
         ("fm_masked", {"flow": {**FLOW, "scheduler_type": "cosine"}}, "cosine"),
         ("fm_masked", {"flow": {**FLOW, "exponent": -1}}, "exponent"),
@@ -217,14 +217,14 @@ def test_a_folder_without_tokenizer_says_which_files_it_needs(tmp_path):
 def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     folder = write(tmp_path / "mdlm", "mdlm")
     save_tokenizer(folder / "tokenizer.json", [*WORDS, "k", "l", "m"])
-    with pytest.raises(CheckpointError, match="has 14 tokens"):
+    with pytest.raises(CheckpointError, match="must have 11 tokens and the mask 11, got 14"):
         pretrained(folder)
 
 
 def test_a_mask_that_is_not_the_last_id_is_refused(tmp_path):
     folder = write(tmp_path / "mdlm", "mdlm")
     (folder / "tokenizer_config.json").write_text(json.dumps({"mask_token": "d"}))
-    with pytest.raises(CheckpointError, match="the mask 4; the model has 11, and the mask 11"):
+    with pytest.raises(CheckpointError, match="must have 11 tokens and the mask 11, got 11 and 4"):
         pretrained(folder)
 
 
@@ -271,7 +271,7 @@ def test_what_is_no_run_is_refused(tmp_path):
         from_run(tmp_path, tmp_path / "made")
     run = write_run(tmp_path / "run")
     torch.save({"model": [1]}, run / "checkpoints" / "checkpoint.pth")
-    with pytest.raises(CheckpointError, match="no weights by their names as its model"):
+    with pytest.raises(CheckpointError, match="must have weights by name under 'model'"):
         from_run(run, tmp_path / "made")
     with pytest.raises(CheckpointError, match="exists already"):
         from_run(run, run)
@@ -279,5 +279,5 @@ def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="not found"):
         from_run(run, tmp_path / "made")
     (run / ".hydra" / "config.yaml").write_text("model: 3")
-    with pytest.raises(CheckpointError, match="not that of a run"):
+    with pytest.raises(CheckpointError, match="isn't from a run"):
         from_run(run, tmp_path / "made")

@@ -179,7 +179,7 @@ def test_the_head_runs_on_the_rows_that_are_read(trained, monkeypatch):
 def test_a_condition_with_a_gap_is_refused(trained):
     condition = trained.task.condition(SHORT)
     condition[4] = -1
-    with pytest.raises(SamplingError, match="-1 after its last token only"):
+    with pytest.raises(SamplingError, match="-1 after its last id only"):
         logits(trained, codes(1), condition[None])
 
 
@@ -229,7 +229,11 @@ def test_a_prompt_is_framed_and_read_back(trained):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("", "is empty"), ("  ", "is empty"), ("x" * 600, "takes 620 tokens"), ("\udcff", "UTF-8")],
+    [
+        ("  ", "must not be empty"),
+        ("x" * 600, "at most 500 tokens with its frame, got 620"),
+        ("\udcff", "UTF-8"),
+    ],
 )
 def test_prompts_that_are_refused(trained, text, said):
     with pytest.raises(SettingsError, match=said):
@@ -585,7 +589,7 @@ FAULTS = {
     ),
     "another VQ": (
         lambda folder: changed_config(folder, gen_vision_config={"cls": "VQ-8", "params": {}}),
-        "is a VQ-8",
+        "got VQ-8",
     ),
     "a part of the config": (
         lambda folder: changed_config(folder, gen_head_config={}),
@@ -599,7 +603,7 @@ FAULTS = {
         lambda folder: (folder / "processor_config.json").write_text(
             '{"sft_format": "fudoki", "num_image_tokens": 15}'
         ),
-        "15 image tokens, which fill no square grid",
+        "must be a square, got 15",
     ),
     "other sizes": (
         lambda folder: changed_config(folder, **language(intermediate_size=40)),
@@ -704,5 +708,5 @@ def test_names_that_are_refused(name, said, tmp_path, monkeypatch):
 
 
 def test_the_null_token_must_be_that_of_the_model(released):
-    with pytest.raises(CheckpointError, match=r"has the id 258 for .* the model 100"):
+    with pytest.raises(CheckpointError, match=r"has the id 258 for .* the model has 100"):
         Prompts.read(released / "tokenizer.json", dataclasses.replace(FRAMING, null_id=100), fudoki.IDS)

@@ -1,6 +1,12 @@
-"""EncodedPrompts: keys and values that an encoder of transformers leaves of prompts, kept for a run.
+"""DiffusionGemma: text from uniform noise, one canvas at a time, after a prompt that is encoded once.
 
-Shapes: B samples, P tokens of the longest prompt.
+The encoder reads the prompt from left to right and leaves keys and values. The decoder, which has the same
+weights, reads them and the canvas in both directions. It doesn't get the time, but it has a memory: it adds
+an embedding of the posterior of its last evaluation to the embedding of each token (self-conditioning).
+Images in prompts aren't supported.
+
+Shapes: B samples, D tokens of the canvas, V ids, C columns of a prompt, P tokens of the longest prompt, W
+width.
 """
 
 from collections import OrderedDict
@@ -11,25 +17,30 @@ import torch
 from torch import Tensor, nn
 
 from tauflow.denoise import DROPPED, Model
-from tauflow.errors import CheckpointError, SamplingError, SettingsError
+from tauflow.errors import CheckpointError, SettingsError
 from tauflow.networks import Network
 from tauflow.process import Mixture, Uniform
-from tauflow.recipes.language import Ids, Language, TextTokens, find_frame, read_tokenizer
+from tauflow.recipes.language import Ids, Language, TextTokens, align_prompts, find_frame, read_tokenizer
 from tauflow.recipes.masked_lms import keep_settings
 from tauflow.recipes.recipe import Config, Loaded, Recipe
 from tauflow.train import Trained
 
-HELD = 2**32  # bytes of keys and values that are kept
+MAX_COLUMNS = 4096  # tokens of a prompt
+MAX_LOGITS = 2**25  # logits made together for the memory: 128 MiB
+MAX_CACHE = 2**32  # bytes of keys and values that are kept
+
+
+# Encoded prompts
 
 
 class Encoded(NamedTuple):
-    """A batch of prompts.
+    """A batch of encoded prompts.
 
     Args:
-        ids: of prompts (B, P), which end in the last column.
-        real: true (B, P) where they are no padding.
+        ids: prompts (B, P), which end in the last column.
+        real: true (B, P) where they aren't padding.
         cache: their keys and values.
-        run: number of the last run that asked for them.
+        run: number of the last run that used them.
     """
 
     ids: Tensor
@@ -42,85 +53,78 @@ class Encoded(NamedTuple):
         """Return the bytes of keys and values."""
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.cache.layers)
 
+    def starts(self, ids: Tensor, real: Tensor) -> bool:
+        """Return whether longer prompts (B, P) start with these."""
+        width = self.ids.shape[1]
+        if len(self.ids) != len(ids) or width >= ids.shape[1]:
+            return False
+        return torch.equal(self.ids, ids[:, :width]) and torch.equal(self.real, real[:, :width])
+
 
 class EncodedPrompts:
-    """Keys and values of the prompts of a run, encoded once; of longer ones only what is new.
+    """Keys and values of the prompts of a run, encoded once; of longer prompts only the new part is encoded.
 
-    A run begins with evaluations that remember nothing, one for each part of a batch. What it does not ask
-    for then, of the run before, is dropped when its second evaluation is made. Of more than HELD bytes the
-    oldest are dropped too, and encoded again when they are needed.
+    A run starts with evaluations without a memory, one per part of a batch. Prompts of the run before that it
+    doesn't use then are dropped at its second evaluation. If the cache has more than MAX_CACHE bytes, the
+    oldest are dropped too, and encoded again when they're needed.
     """
 
     def __init__(self, encoder: Any):
         self.encoder = encoder
-        self.encoded = 0  # columns so far, for those who count
+        self.encoded = 0  # columns so far
         self._home = encoder.device, encoder.dtype
-        self._found: OrderedDict[bytes, Encoded] = OrderedDict()
+        self._kept: OrderedDict[bytes, Encoded] = OrderedDict()
         self._run = 0
-        self._beginning = False
+        self._starting = False
 
     def __len__(self) -> int:
         """Return how many batches of prompts are kept."""
-        return len(self._found)
+        return len(self._kept)
 
-    def cache(self, ids: Tensor, real: Tensor, beginning: bool) -> Any:
-        """Return the cache of prompts (B, P) that are real where `real` is true.
-
-        `beginning` says that the evaluation which they are for remembers nothing.
-        """
+    def get_cache(self, ids: Tensor, real: Tensor, starting: bool) -> Any:
+        """Return the cache of prompts (B, P); `starting` is for an evaluation without a memory."""
         home = self.encoder.device, self.encoder.dtype
         if home != self._home:
-            self._found.clear()
+            self._kept.clear()
             self._home = home
-        self._run += beginning and not self._beginning
-        self._beginning = beginning
-        if not beginning:
-            self._drop([key for key, each in self._found.items() if each.run < self._run])
-        key = b"".join([str(ids.shape).encode(), _bytes(ids), _bytes(real)])
-        if key not in self._found:
-            cache, known = self._begun(ids, real)
-            self._encode(ids, real, cache, known)
-            self._found[key] = Encoded(ids, real, cache, self._run)
-            self._drop(self._beyond())
-        self._found[key] = self._found[key]._replace(run=self._run)
-        self._found.move_to_end(key)
-        return self._found[key].cache
+        self._run += starting and not self._starting
+        self._starting = starting
+        if not starting:
+            self._drop([key for key, each in self._kept.items() if each.run < self._run])
+        key = b"".join([str(ids.shape).encode(), _to_bytes(ids), _to_bytes(real)])
+        if key not in self._kept:
+            self._kept[key] = Encoded(ids, real, self._encode(ids, real), self._run)
+            self._drop(self._list_oldest())
+        self._kept[key] = self._kept[key]._replace(run=self._run)
+        self._kept.move_to_end(key)
+        return self._kept[key].cache
 
     def _drop(self, keys: list[bytes]) -> None:
         for key in keys:
-            del self._found[key]
+            del self._kept[key]
 
-    def _beyond(self) -> list[bytes]:
-        """Return the oldest batches that do not fit beside later ones; the last is needed now."""
-        left, keys = HELD, []
-        for number, (key, each) in enumerate(reversed(self._found.items())):
+    def _list_oldest(self) -> list[bytes]:
+        """Return the oldest batches that don't fit next to later ones; the last is needed now."""
+        left = MAX_CACHE
+        keys = []
+        for number, (key, each) in enumerate(reversed(self._kept.items())):
             left -= each.nbytes
             if number and left < 0:
                 keys.append(key)
         return keys
 
-    def _begun(self, ids: Tensor, real: Tensor) -> tuple[Any, int]:
-        """Return the cache of the longest known beginning of prompts, and its length.
-
-        It is no longer kept for the beginning alone: it grows to be that of the prompts.
-        """
+    @torch.no_grad()
+    def _encode(self, ids: Tensor, real: Tensor) -> Any:
+        """Return the cache of prompts; it grows from that of their longest known start, which is given up."""
         from transformers import DynamicCache
 
-        def begins(known: Encoded) -> bool:
-            width = known.ids.shape[1]
-            fits = len(known.ids) == len(ids) and width < ids.shape[1]
-            return (
-                fits and torch.equal(known.ids, ids[:, :width]) and torch.equal(known.real, real[:, :width])
-            )
-
-        fitting = [key for key, known in self._found.items() if begins(known)]
-        if not fitting:
-            return DynamicCache(config=self.encoder.config), 0
-        known = self._found.pop(max(fitting, key=lambda key: self._found[key].ids.shape[1]))
-        return known.cache, known.ids.shape[1]
-
-    @torch.no_grad()
-    def _encode(self, ids: Tensor, real: Tensor, cache: Any, known: int) -> None:
+        cache: Any = DynamicCache(config=self.encoder.config)
+        known = 0
+        starts = [key for key, each in self._kept.items() if each.starts(ids, real)]
+        if starts:
+            longest = self._kept.pop(max(starts, key=lambda key: self._kept[key].ids.shape[1]))
+            cache = longest.cache
+            known = longest.ids.shape[1]
         places = (real.cumsum(1) - 1).clamp(min=0)
         self.encoder(
             input_ids=ids[:, known:],
@@ -129,46 +133,35 @@ class EncodedPrompts:
             past_key_values=cache,
         )
         self.encoded += ids.shape[1] - known
+        return cache
 
 
-def _bytes(values: Tensor) -> bytes:
+def _to_bytes(values: Tensor) -> bytes:
     return values.contiguous().cpu().numpy().tobytes()
 
 
-# DiffusionGemma: text from uniform noise, a canvas at a time, after a prompt that is encoded once.
-#
-# The encoder reads the prompt from left to right and leaves keys and values; the decoder, which has the same
-# weights, reads them and the canvas in both directions. It is not told the time, but remembers: to the
-# embedding of each token it adds one of the posterior of its last evaluation (self-conditioning). Pictures in
-# prompts are not read.
-#
-# Shapes: B samples, D tokens of the canvas, V ids, C columns of a prompt, P tokens of the longest prompt, W
-# width.
-
-
-COLUMNS = 4096  # tokens that a prompt may have
-TOGETHER = 2**25  # logits that are made at once for the memory: 128 MiB
+# The model
 
 
 class DiffusionGemmaNetwork(Network):
     """A canvas after a prompt.
 
-    A condition (B, C) holds the ids of prompts, with -1 after the last one; prompts of a batch may differ in
-    length. A row of -1 alone is the token that begins a text. The memory is hidden states.
+    A condition (B, C) has the ids of prompts, with -1 after the last one. Prompts of a batch may differ in
+    length. A row of -1 alone is the token that starts a text. The memory is hidden states.
     """
 
     attends: ClassVar[bool] = True
     remembers: ClassVar[bool] = True
 
-    def __init__(self, host: "Host", columns: int):
+    def __init__(self, host: "DiffusionGemmaHost", columns: int):
         super().__init__()
         text = host.settings.text_config
         self.conditions = (text.vocab_size,) * columns
         self.decoder = host.decoder
-        if self.decoder.dtype == torch.float64:  # grouped products of matrices have no such type
+        if self.decoder.dtype == torch.float64:  # grouped matrix products don't support it
             text._experts_implementation = "eager"
         self.encoder = host.encoder()
-        self.first = text.bos_token_id
+        self.nothing = torch.tensor([text.bos_token_id] + [DROPPED] * (columns - 1))
         self.cap = text.final_logit_softcapping
         self.prompts = EncodedPrompts(self.encoder)
 
@@ -180,12 +173,12 @@ class DiffusionGemmaNetwork(Network):
         attention: Tensor | None = None,
         memory: Tensor | None = None,
     ) -> Tensor:
-        ids, real = self._prompt(condition, x)
-        cache = self.prompts.cache(ids, real, beginning=memory is None)
+        ids, real = align_prompts(condition, self.nothing, x)
+        cache = self.prompts.get_cache(ids, real, starting=memory is None)
         read = torch.ones_like(x, dtype=torch.bool) if attention is None else attention
-        # the canvas begins where the prompt ends, however long the others are
+        # the canvas starts where the prompt ends, however long the others are
         places = real.sum(1, keepdim=True) + (read.cumsum(1) - 1).clamp(min=0)
-        replaced = None if memory is None else self._expected(memory)
+        replaced = None if memory is None else self._expected_embedding(memory)
         hook = self.decoder.self_conditioning.register_forward_pre_hook(
             lambda module, inputs: inputs if replaced is None else (inputs[0], replaced)
         )
@@ -205,40 +198,35 @@ class DiffusionGemmaNetwork(Network):
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
 
-    def _expected(self, memory: Tensor) -> Tensor:
+    def _expected_embedding(self, memory: Tensor) -> Tensor:
         """Return the expected embedding (B, D, W) under the posterior of hidden states (B, D, W)."""
         embedding = self.decoder.embed_tokens
         weight = embedding.weight
-        rows = memory.flatten(0, 1).split(max(1, TOGETHER // len(weight)))
+        rows = memory.flatten(0, 1).split(max(1, MAX_LOGITS // len(weight)))
         found = [self.head(part).softmax(-1).to(weight.dtype) @ weight for part in rows]
         return torch.cat(found).view_as(memory) * embedding.embed_scale.to(weight.dtype)
 
-    def _prompt(self, condition: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return prompts (B, P) that end in the last column, and where they are real."""
-        if condition is None:
-            condition = torch.full((len(x), 1), DROPPED, device=x.device)
-        given = condition != DROPPED
-        if bool((given[:, 1:] > given[:, :-1]).any()):
-            raise SamplingError("a prompt has -1 after its last id only; make it with task.condition(text)")
-        lengths = given.sum(1, keepdim=True).clamp(min=1)
-        width = int(lengths.max())
-        columns = torch.arange(-width, 0, device=x.device) + lengths
-        ids = condition.where(given.any(1, keepdim=True), self.first).gather(1, columns.clamp(min=0))
-        return ids, columns >= 0
 
-
-class Host(nn.Module):
-    """The decoder, and the scales of the encoder's layers, the only weights that are not the decoder's."""
+class DiffusionGemmaHost(nn.Module):
+    """The decoder, and the scales of the encoder's layers, the only weights that aren't the decoder's."""
 
     def __init__(self, config: Config):
         super().__init__()
-        self.settings = _settings(config)
-        self.decoder = _decoder(self.settings)
-        layers = self.settings.text_config.num_hidden_layers
-        self.scales = nn.ParameterList(torch.empty(1) for _ in range(layers))
+        from transformers import DiffusionGemmaConfig
+        from transformers.models.diffusion_gemma import modeling_diffusion_gemma as modules
+
+        self.settings: Any = DiffusionGemmaConfig(**config)
+        text = self.settings.text_config
+        text._attn_implementation = self.settings._attn_implementation = "sdpa"
+        self.decoder: Any = modules.DiffusionGemmaDecoderModel(self.settings)
+        with torch.device("cpu"):  # their numbers are computed, not loaded
+            self.decoder.rotary_emb = modules.DiffusionGemmaTextRotaryEmbedding(text)
+            scale = torch.tensor(text.hidden_size**0.5)
+            self.decoder.embed_tokens.register_buffer("embed_scale", scale, False)
+        self.scales = nn.ParameterList(torch.empty(1) for _ in range(text.num_hidden_layers))
 
     def encoder(self) -> nn.Module:
-        """Return the encoder, which is made of the decoder's modules."""
+        """Return the encoder, which consists of the decoder's modules."""
         from transformers import DiffusionGemmaEncoderTextModel
 
         with torch.device("meta"):
@@ -255,28 +243,6 @@ class Host(nn.Module):
         return encoder.eval()
 
 
-def _settings(config: Config) -> Any:
-    """Return the settings as those of transformers."""
-    from transformers import DiffusionGemmaConfig
-
-    settings: Any = DiffusionGemmaConfig(**config)
-    text = settings.text_config
-    text._attn_implementation = settings._attn_implementation = "sdpa"
-    return settings
-
-
-def _decoder(settings: Any) -> Any:
-    """Return the decoder; what of it is computed and not loaded has its numbers."""
-    from transformers.models.diffusion_gemma import modeling_diffusion_gemma as modules
-
-    decoder: Any = modules.DiffusionGemmaDecoderModel(settings)
-    text = settings.text_config
-    with torch.device("cpu"):
-        decoder.rotary_emb = modules.DiffusionGemmaTextRotaryEmbedding(text)
-        decoder.embed_tokens.register_buffer("embed_scale", torch.tensor(text.hidden_size**0.5), False)
-    return decoder
-
-
 class Canvases(Language):
     """Texts that follow a prompt, one canvas of them."""
 
@@ -289,14 +255,14 @@ class Canvases(Language):
         return self.row(self.text.add_begin(self.text.encode(text)))
 
     def row(self, tokens: list[int]) -> Tensor:
-        """Return the tokens of a prompt as a condition (C,)."""
         columns = len(self.conditions)
         if not 1 <= len(tokens) <= columns:
-            raise SettingsError(f"a prompt has 1 to {columns} tokens, this one {len(tokens)}; give another")
+            raise SettingsError(f"A prompt must have 1 to {columns} tokens, got {len(tokens)}.")
         return torch.tensor(tokens + [DROPPED] * (columns - len(tokens)))
 
     def caption(self, condition: Tensor) -> str:
-        tokens, begin = condition[condition != DROPPED].tolist(), self.text.begin
+        tokens = condition[condition != DROPPED].tolist()
+        begin = self.text.begin
         return self.text.decode(tokens[len(begin) :] if tokens[: len(begin)] == begin else tokens)
 
     def sample_conditions(self, count: int, first: int = 0) -> Tensor:
@@ -304,37 +270,41 @@ class Canvases(Language):
         return torch.full((count, len(self.conditions)), DROPPED)
 
 
+# The recipe
+
+
 def released_config(config: Config, files: Mapping[str, Config]) -> Config:
-    """Return the settings; refuse an encoder and an output that have weights of their own, and no BOS."""
+    """Return the settings; encoder, decoder, and output must share their weights."""
     for part in (config, config["text_config"]):
         if not part.get("tie_word_embeddings", True):
-            raise CheckpointError("tie_word_embeddings is false; the recipe is for weights that are shared")
+            raise CheckpointError("tie_word_embeddings must be true for DiffusionGemma.")
     if config["text_config"].get("bos_token_id", 2) is None:
-        raise CheckpointError("bos_token_id is null; it must be the id that an empty prompt consists of")
+        raise CheckpointError("bos_token_id must be an id, since it's the empty prompt, got null.")
     if int(config["canvas_length"]) < 1:
-        raise CheckpointError(f"canvas_length is {config['canvas_length']}; it must be at least 1")
+        raise CheckpointError(f"canvas_length must be at least 1, got {config['canvas_length']}.")
     return keep_settings(config)
 
 
 def assemble(loaded: Loaded) -> Trained:
     """Make the model and the task."""
     settings = loaded.host.settings
-    text, canvas = settings.text_config, settings.canvas_length
+    text = settings.text_config
+    canvas = settings.canvas_length
     tokenizer = read_tokenizer(loaded.folder, loaded.recipe.tokenizer)
-    columns = min(COLUMNS, text.max_position_embeddings - canvas)
+    columns = min(MAX_COLUMNS, text.max_position_embeddings - canvas)
     if columns < 1:
         raise CheckpointError(
-            f"max_position_embeddings {text.max_position_embeddings} leave no place for a prompt before a "
-            f"canvas of {canvas}; take the config.json that belongs to the model"
+            f"max_position_embeddings must leave room for a prompt before a canvas of {canvas} tokens, got "
+            f"{text.max_position_embeddings}. Use the config.json that belongs to the model."
         )
-    ends = [tokenizer.eos_token_id, text.eos_token_id, getattr(settings, "eos_token_id", None)]
-    flat = [each for one in ends for each in (one if isinstance(one, list) else [one])]
     vocabulary = tokenizer.get_vocab()
-    flat += [vocabulary[name] for name in loaded.recipe.ends if name in vocabulary]
-    known = tuple(dict.fromkeys(each for each in flat if each is not None and 0 <= each < text.vocab_size))
+    ends = [vocabulary[name] for name in loaded.recipe.ends if name in vocabulary]
+    for said in (getattr(settings, "eos_token_id", None), text.eos_token_id, tokenizer.eos_token_id):
+        ends = [*(said if isinstance(said, list) else [said]), *ends]
+    known = dict.fromkeys(each for each in ends if each is not None and 0 <= each < text.vocab_size)
     begin, _ = find_frame(loaded, tokenizer)
     texts = TextTokens(tokenizer, Ids.all_but(None, text.vocab_size), begin=begin)
-    task = Canvases(columns, texts, canvas, known, canvas, canvas)
+    task = Canvases(columns, texts, canvas, tuple(known), canvas, canvas)
     process = Mixture(Uniform(text.vocab_size), loaded.recipe.schedule)
     return Trained(Model(DiffusionGemmaNetwork(loaded.host, columns), process, task.shape), task)
 
@@ -342,7 +312,7 @@ def assemble(loaded: Loaded) -> Trained:
 DIFFUSION_GEMMA = Recipe(
     name="diffusion_gemma",
     model_type="diffusion_gemma",
-    host=Host,
+    host=DiffusionGemmaHost,
     assemble=assemble,
     hub=("google/diffusiongemma-*",),
     config=released_config,

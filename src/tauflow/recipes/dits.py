@@ -1,21 +1,21 @@
-"""MDLM, Duo and SEDD: text models of one architecture, `tauflow.networks.dit`, on the tokens of GPT-2.
+"""MDLM, Duo, and SEDD: text models of one architecture, `tauflow.networks.dit`, on the tokens of GPT-2.
 
-All were trained under the log-linear schedule, which is kappa = t here: -ln kappa = sigma, the noise that Duo
-and SEDD are told. (Theirs begins at kappa = 0.001, where sigma = 6.9; so much is told of smaller ones too.)
-MDLM is not told the time, which its posterior does not depend on.
+All were trained under the log-linear schedule, which is kappa = t here: -ln kappa = sigma, the noise level
+that Duo and SEDD get as the time. (Theirs starts at kappa = 0.001, where sigma = 6.9. Smaller kappa get the
+same.) MDLM doesn't get the time, and its posterior doesn't depend on it.
 
-SEDD gives scores instead of posteriors. For a masked coordinate d of a state x, the score of a token y is
-the ratio p_t(x with y at d) / p_t(x). Both states come from the same data, noised alike but for d, which
-shows its token with probability kappa and the mask with 1 - kappa; given the other coordinates of x, that
+SEDD predicts scores instead of posteriors. For a masked coordinate d of a state x, the score of a token y is
+the ratio p_t(x with y at d) / p_t(x). Both states come from the same data with the same noise except at d,
+which has its token with probability kappa and the mask with 1 - kappa. Given the other coordinates of x, that
 token is y with the posterior probability p(y | x). So
 
     score(y) = kappa / (1 - kappa) p(y | x) = p(y | x) / (e^sigma - 1).
 
-Its logarithm differs from ln p by a number that y does not appear in, and so does the output of the network:
-with `scale_by_sigma` the log-score is the output less ln(e^sigma - 1) and ln V. The posterior is thus the
-softmax of the output over the data tokens, with `scale_by_sigma` or without. Learned scores need not sum to
-1 / (e^sigma - 1), as exact ones do; the softmax keeps their ratios, and the process its own rate of jumps,
-which SEDD's samplers take from the sum.
+Its logarithm differs from ln p by a number that doesn't depend on y, and so does the output of the network:
+with `scale_by_sigma` the log-score is the output less ln(e^sigma - 1) and ln V. So the posterior is the
+softmax of the output over the data tokens, with or without `scale_by_sigma`. Exact scores sum to
+1 / (e^sigma - 1), learned ones need not. The softmax keeps their ratios, and the process keeps its own rate
+of jumps, which SEDD's samplers take from the sum.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from tauflow.denoise import Model
 from tauflow.errors import CheckpointError
 from tauflow.networks.dit import DiT, DiTSizes
 from tauflow.process import Masked, Mixture, Uniform
-from tauflow.recipes.language import Ids, Language, TextTokens, read_tokenizer
+from tauflow.recipes.language import OTHER_TOKENIZER, Ids, Language, TextTokens, read_tokenizer
 from tauflow.recipes.recipe import Config, Loaded, Recipe
 from tauflow.train import Trained
 
@@ -46,59 +46,66 @@ KEYS = (
     (r"^output_layer\.linear\.", "output."),
     (r"^output_layer\.", ""),
 )
-"""Names of weights in their files, and in a DiT."""
+"""Names of weights in their files, and in our DiT."""
 UNUSED = (r".*rotary_emb\.inv_freq$",)  # computed here
 GPT2_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))
-"""Files that a tokenizer is read from: one of these sets."""
+"""A tokenizer needs one of these sets of files."""
 RELEASED_SIZES = ("hidden_dim", "n_blocks", "n_heads", "cond_dim", "model_length")
 TRAINED_SIZES = ("hidden_size", "n_blocks", "n_heads", "cond_dim", "length")
-"""What the files call width, blocks, heads, features of the time, and length."""
+"""Names of width, blocks, heads, features of the time, and length in config.json."""
 
 
 def host(config: Config) -> DiT:
-    """Return the network of a config in the words of this module."""
+    """Return the network of a config from `describe`."""
     return DiT(DiTSizes(**config["sizes"]))
 
 
 def assemble(loaded: Loaded) -> Trained:
-    """Make the model and the task; a network with a state more than tokens has a mask."""
-    network, length = loaded.host, loaded.config["length"]
+    """Make the model and the task; a network with more states than tokens has a mask."""
+    network = loaded.host
+    length = loaded.config["length"]
     network.told = loaded.recipe.time
     sizes = network.sizes
     source = (Masked if sizes.num_states > sizes.num_tokens else Uniform)(sizes.num_tokens)
     process = Mixture(source, loaded.config.get("schedule", loaded.recipe.schedule))
-    return Trained(Model(network, process, (length,)), Language(text_of(loaded), length, context=length))
+    return Trained(Model(network, process, (length,)), Language(read_gpt2(loaded), length, context=length))
 
 
-def text_of(loaded: Loaded) -> TextTokens:
-    """Return GPT-2's tokenizer from the folder; refuse one of another model.
+def read_gpt2(loaded: Loaded) -> TextTokens:
+    """Return GPT-2's tokenizer from the folder.
 
-    Samples are full of text in which documents follow each other, so that no token ends one. Duo has an id
-    more than GPT-2, for padding; a tokenizer may have one for the mask.
+    Documents follow each other in a sample, so no token ends it. Duo has one id more than GPT-2, for padding,
+    and a tokenizer may have one more for the mask.
     """
-    folder, sizes = loaded.folder, loaded.host.sizes
+    folder = loaded.folder
+    sizes = loaded.host.sizes
     if not any(all((folder / name).is_file() for name in names) for names in GPT2_FILES):
         raise CheckpointError(
-            f"{folder} has no tokenizer; put GPT-2's there, tokenizer.json or vocab.json and merges.txt: "
+            f"{folder} has no tokenizer. Add GPT-2's, tokenizer.json or vocab.json and merges.txt: "
             f"hf download openai-community/gpt2 tokenizer.json --local-dir {folder}"
         )
     tokenizer = read_tokenizer(folder, loaded.recipe.tokenizer)
-    tokens, states = sizes.num_tokens, sizes.num_states
+    tokens = sizes.num_tokens
+    states = sizes.num_states
     mask = tokens if states > tokens else None
-    others = mask is not None and tokenizer.mask_token_id not in (None, mask)
-    if others or not states - 1 <= len(tokenizer) <= states:
+    other_mask = mask is not None and tokenizer.mask_token_id not in (None, mask)
+    if other_mask or not states - 1 <= len(tokenizer) <= states:
         raise CheckpointError(
-            f"the tokenizer in {folder} has {len(tokenizer)} tokens, and the mask {tokenizer.mask_token_id}; "
-            f"the model has {tokens}, and the mask {mask}: take the tokenizer that belongs to it"
+            f"The tokenizer in {folder} must have {tokens} tokens and the mask {mask}, got {len(tokenizer)} "
+            f"and {tokenizer.mask_token_id}. {OTHER_TOKENIZER}"
         )
     return TextTokens(tokenizer, Ids(range(tokens), states, mask))
 
 
-def described(
-    words: Config, names: tuple[str, str, str, str, str], num_tokens: int, masked: bool, apart: bool = False
+def describe(
+    settings: Config,
+    names: tuple[str, str, str, str, str],
+    num_tokens: int,
+    masked: bool,
+    apart: bool = False,
 ) -> Config:
-    """Return sizes in the words of this module, from those of a file with its names."""
-    width, blocks, heads, time_width, length = (words[name] for name in names)
+    """Return what `host` and `assemble` read, from settings with other names."""
+    width, blocks, heads, time_width, length = (settings[name] for name in names)
     return {
         "sizes": {
             "width": width,
@@ -114,32 +121,32 @@ def described(
 
 
 def mdlm_config(config: Config, files: Mapping[str, Config]) -> Config:
-    """Return the settings of MDLM, whose last id is the mask."""
+    """Return MDLM's settings; the last id is the mask."""
     if config.get("time_conditioning", False):
-        raise CheckpointError("this MDLM is told the time; the recipe is for those that are not")
-    return described(config, RELEASED_SIZES, config["vocab_size"] - 1, masked=True)
+        raise CheckpointError(
+            "time_conditioning must be false: the recipe is for MDLMs that don't get the time."
+        )
+    return describe(config, RELEASED_SIZES, config["vocab_size"] - 1, masked=True)
 
 
 def duo_config(config: Config, files: Mapping[str, Config]) -> Config:
-    """Return the settings of Duo, whose noise is uniform over all ids."""
+    """Return Duo's settings; the noise is uniform over all ids."""
     if config.get("causal", False):
-        raise CheckpointError("this model is autoregressive (causal); the recipe is for diffusion models")
-    return described(config, RELEASED_SIZES, config["vocab_size"], masked=False)
+        raise CheckpointError("causal must be false: the recipe is for diffusion models.")
+    return describe(config, RELEASED_SIZES, config["vocab_size"], masked=False)
 
 
 def sedd_config(config: Config, files: Mapping[str, Config]) -> Config:
-    """Return the settings of SEDD, which lie in parts; the mask comes after its tokens."""
+    """Return SEDD's settings; the mask comes after the tokens."""
     if not {"tokens", "model", "graph", "noise"} <= config.keys():
         raise CheckpointError(
-            "config.json says no model_type, and is not that of SEDD, which says none either; name a folder "
-            "whose config.json has one"
+            "config.json must have a model_type, unless the model is SEDD. Choose a folder whose config.json "
+            "has one."
         )
-    graph, noise = config["graph"]["type"], config["noise"]["type"]
-    if (graph, noise) != ("absorb", "loglinear"):
-        raise CheckpointError(
-            f"this SEDD has {graph} noise on a {noise} schedule; the recipe is for absorb and loglinear"
-        )
-    return described(config["model"], TRAINED_SIZES, config["tokens"], masked=True)
+    kind = (config["graph"]["type"], config["noise"]["type"])
+    if kind != ("absorb", "loglinear"):
+        raise CheckpointError(f"The graph and noise of SEDD must be absorb and loglinear, got {kind}.")
+    return describe(config["model"], TRAINED_SIZES, config["tokens"], masked=True)
 
 
 MDLM = Recipe(
@@ -163,12 +170,12 @@ DUO = dataclasses.replace(
     time="sigma",
 )
 DUO_CAPITALS = dataclasses.replace(DUO, model_type="DUO", hub=())
-"""The same; config.json is written either way."""
+"""The same: config.json is written either way."""
 SEDD = dataclasses.replace(
     MDLM,
     name="sedd",
     model_type="*",
-    marks={"config.json": {"model_type": None}},  # it says none
+    marks={"config.json": {"model_type": None}},  # it has none
     hub=("louaaron/sedd-*",),
     config=sedd_config,
     time="sigma",

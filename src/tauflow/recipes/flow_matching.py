@@ -1,9 +1,8 @@
-"""Text models of the flow_matching package: its example's Transformer is a DiT with q, k and v apart.
+"""Text models of the flow_matching package: its example's Transformer is a DiT with separate q, k, and v.
 
-It is told t, and kappa = t^exponent. A run of the example is a folder with `.hydra/config.yaml` and
-`checkpoints/checkpoint.pth`, a pickle in which the optimizer's numbers lie beside the weights. `from_run`
-writes the weights alone as safetensors, with what config.yaml says of them: a folder that
-`tauflow.pretrained` loads.
+It gets t as the time, and kappa = t^exponent. A run of the example is a folder with `.hydra/config.yaml` and
+`checkpoints/checkpoint.pth`, a pickle with the weights and the optimizer's state. `from_run` writes the
+weights as safetensors, with their settings, to a folder that `tauflow.pretrained` loads.
 """
 
 import dataclasses
@@ -19,29 +18,28 @@ from torch import Tensor
 from tauflow.errors import CheckpointError, shorten
 from tauflow.files import check_writable
 from tauflow.process.schedules import Polynomial
-from tauflow.recipes.dits import GPT2_FILES, KEYS, MDLM, TRAINED_SIZES, described
+from tauflow.recipes.dits import GPT2_FILES, KEYS, MDLM, TRAINED_SIZES, describe
 from tauflow.recipes.folders import check_new, create_folder, save_weights
 from tauflow.recipes.recipe import Config
 from tauflow.untrusted import check_regular, read_tensors
 
 SETTINGS = Path(".hydra", "config.yaml")
 CHECKPOINT = Path("checkpoints", "checkpoint.pth")
-LARGEST = 2**20  # bytes of the settings
+MAX_SETTINGS = 2**20  # bytes
 EMBEDDING = "vocab_embed.weight"
-SOURCES = {"mask": True, "uniform": False}
+IS_MASKED = {"mask": True, "uniform": False}
 
 
 def flow_config(config: Config, files: Mapping[str, Config]) -> Config:
-    """Return the settings of a folder that `from_run` has written."""
+    """Return the settings of a folder written by `from_run`."""
     flow = config["flow"]
-    if flow["source_distribution"] not in SOURCES or flow["scheduler_type"] != "polynomial":
+    if flow["source_distribution"] not in IS_MASKED or flow["scheduler_type"] != "polynomial":
         raise CheckpointError(
-            f"the source {shorten(str(flow['source_distribution']))} on a "
-            f"{shorten(str(flow['scheduler_type']))} schedule is not known; the recipe is for uniform or "
-            "mask, and polynomial"
+            "source_distribution must be uniform or mask and scheduler_type polynomial, got "
+            f"{shorten(str(flow['source_distribution']))} and {shorten(str(flow['scheduler_type']))}."
         )
-    masked = SOURCES[flow["source_distribution"]]
-    sizes = described(config["model"], TRAINED_SIZES, config["num_states"] - masked, masked, apart=True)
+    masked = IS_MASKED[flow["source_distribution"]]
+    sizes = describe(config["model"], TRAINED_SIZES, config["num_states"] - masked, masked, apart=True)
     return {**sizes, "schedule": Polynomial(float(flow["exponent"]))}
 
 
@@ -60,13 +58,15 @@ FLOW_MATCHING = dataclasses.replace(
 def from_run(run: str | Path, out: str | Path) -> None:
     """Write the model of a run of flow_matching's text example to a new folder, for `tauflow.pretrained`.
 
-    No code of the pickle runs. The folder appears when it is
-    complete; put GPT-2's tokenizer.json there unless it lies in the run.
+    No code of the pickle runs. The folder appears when it's complete. Add GPT-2's tokenizer.json to it unless
+    the run has one.
     """
-    run, out = Path(run), Path(out)
+    run = Path(run)
+    out = Path(out)
     check_new(out)
-    settings, weights = _settings(run / SETTINGS), _weights(run / CHECKPOINT)
-    check_writable(out.parent, "name another folder")
+    settings = _read_settings(run / SETTINGS)
+    weights = _read_weights(run / CHECKPOINT)
+    check_writable(out.parent, "choose another folder")
     embedding = next(weight for name, weight in weights.items() if name.endswith(EMBEDDING))
     config = {"model_type": FLOW_MATCHING.model_type, "num_states": len(embedding), **settings}
     with create_folder(out) as made:
@@ -77,31 +77,31 @@ def from_run(run: str | Path, out: str | Path) -> None:
                 shutil.copyfile(run / name, made / name)
 
 
-def _settings(path: Path) -> Config:
-    """Return what is needed of the settings of a run."""
+def _read_settings(path: Path) -> Config:
+    """Return the settings of a run that are needed."""
     check_regular(path)
     try:
-        if path.stat().st_size > LARGEST:
-            raise ValueError("it is too large")
+        if path.stat().st_size > MAX_SETTINGS:
+            raise ValueError(f"it has more than {MAX_SETTINGS} bytes")
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
         return {"model": dict(found["model"]), "flow": dict(found["flow"])}
     except OSError:
         raise CheckpointError(
-            f"{path} cannot be read; name the folder of a run of flow_matching's text example"
+            f"{path} can't be read. Pass the folder of a run of flow_matching's text example."
         ) from None
     except (ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError) as error:
         raise CheckpointError(
-            f"{path} is not that of a run of flow_matching: {type(error).__name__} {shorten(str(error))}"
+            f"{path} isn't from a run of flow_matching: {type(error).__name__} {shorten(str(error))}"
         ) from None
 
 
-def _weights(path: Path) -> dict[str, Tensor]:
-    """Return the weights of a pickle, which may hold plain data only."""
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    """Return the weights of a pickle with plain data."""
     found = read_tensors(path, released=True)
     held = found.get("model") if isinstance(found, dict) else None
     if not isinstance(held, dict) or not all(isinstance(each, Tensor) for each in held.values()):
-        raise CheckpointError(f"{path} has no weights by their names as its model; name the folder of a run")
+        raise CheckpointError(f"{path} must have weights by name under 'model'. Pass the folder of a run.")
     weights = {str(name): weight.detach().contiguous() for name, weight in held.items()}
     if not any(name.endswith(EMBEDDING) and weight.ndim == 2 for name, weight in weights.items()):
-        raise CheckpointError(f"{path} has no {EMBEDDING} among its weights; it is of another model")
+        raise CheckpointError(f"{path} must have the weight {EMBEDDING}: it's from another model.")
     return weights

@@ -1,6 +1,10 @@
-"""Framing: the tokens around a prompt, and prompts as conditions.
+"""FUDOKI: text to image with a bidirectional Llama and the image tokens of a VQ model.
 
-Shapes: B prompts, C columns. A prompt is a row of token ids with -1 after the last one.
+The network is Transformers' Llama with full attention. Image tokens have their own embedding and head. The
+logits of an image token come from the position before it. The network doesn't get the time.
+
+Shapes: B samples, D image tokens, V codes, C columns of a prompt, H x W pixels. A prompt is a row of token
+ids with -1 after the last one.
 """
 
 import dataclasses
@@ -19,9 +23,10 @@ from torchmetrics import MetricCollection
 
 from tauflow.denoise import DROPPED, Model
 from tauflow.denoise.model import surrogate
-from tauflow.errors import CheckpointError, SamplingError, SettingsError
+from tauflow.errors import CheckpointError, SettingsError
 from tauflow.networks import Network
 from tauflow.process import Metric, Process
+from tauflow.recipes.language import OTHER_TOKENIZER, align_prompts
 from tauflow.recipes.recipe import Config, Loaded, Recipe
 from tauflow.tasks import Task
 from tauflow.tasks.images.metrics import BrightnessSpread, QuietNoise, chroma, luma
@@ -31,19 +36,25 @@ from tauflow.tasks.scenes.rules import records
 from tauflow.train import Trained
 from tauflow.untrusted import blame_tokenizer, check_tokenizer
 
+BATCH = 8  # images decoded together
+MAX_KEPT = 512  # decoded images kept, since metrics, tables, and figures decode the same ones
+
+
+# Prompts
+
 
 @dataclass(frozen=True)
 class Framing:
-    """How a prompt is written: first, template with the prompt, last; then what is sampled; then after.
+    """How to write a prompt: first, template with the prompt, last; then the sample; then after.
 
     Args:
         template: text around the prompt, with {prompt} in it.
-        first: the token that begins a sequence.
-        last: the token before what is sampled.
+        first: the token that starts a sequence.
+        last: the token before the sample.
         after: the token after it.
-        null: the token that replaces every one between first and last where a prompt says nothing.
-        null_id: its id, checked where the vocabulary is that large; None is not checked.
-        length: tokens that a prompt may have, its frame included.
+        null: the token that replaces all between first and last in a prompt that says nothing.
+        null_id: its id, checked if the vocabulary is that large; None isn't checked.
+        length: maximum number of tokens of a prompt with its frame.
     """
 
     template: str
@@ -63,20 +74,20 @@ class Prompts:
         self.framing = framing
         self.num_ids = num_ids
         self.first, self.last, self.after, self.null = (
-            self._id(token) for token in (framing.first, framing.last, framing.after, framing.null)
+            self._look_up(token) for token in (framing.first, framing.last, framing.after, framing.null)
         )
         if framing.null_id is not None and num_ids > framing.null_id != self.null:
             raise CheckpointError(
-                f"the tokenizer has the id {self.null} for {framing.null}, the model {framing.null_id}; take "
-                "the tokenizer.json that belongs to the model"
+                f"The tokenizer has the id {self.null} for {framing.null}, but the model has "
+                f"{framing.null_id}. {OTHER_TOKENIZER}"
             )
-        self.nothing = self.emptied(self.row(self._ids("")))
+        self.nothing = self.empty(self._pad(self._frame("")))
 
     @classmethod
     def read(cls, path: Path, framing: Framing, num_ids: int) -> "Prompts":
         """Read a tokenizer.json."""
         if not path.is_file():
-            raise CheckpointError(f"{path.parent} has no {path.name}, which prompts need; get it again")
+            raise CheckpointError(f"{path.parent} has no {path.name}, which prompts need. Download it again.")
         with blame_tokenizer(f"{path} can't be read"):
             text = path.read_text(encoding="utf-8")
             check_tokenizer(text)
@@ -92,77 +103,68 @@ class Prompts:
         return (self.num_ids,) * self.framing.length
 
     def encode(self, text: str) -> Tensor:
-        """Return the row (C,) of a prompt; refuse one that is empty or too long."""
+        """Return the row (C,) of a prompt."""
         if not text.strip():
-            raise SettingsError("the prompt is empty; say what the picture shows, such as a red cube")
+            raise SettingsError("The prompt must not be empty. Describe the image, such as: a red cube.")
         try:
             text.encode()
         except UnicodeError:
             raise SettingsError(f"The prompt must be valid Unicode (UTF-8), got {text!a}.") from None
         with blame_tokenizer("The model's tokenizer can't encode the prompt"):
-            ids = self._ids(text.strip())
+            ids = self._frame(text.strip())
         if len(ids) > self.framing.length:
             raise SettingsError(
-                f"the prompt takes {len(ids)} tokens with its frame, at most {self.framing.length} are "
-                "allowed; shorten it"
+                f"The prompt must have at most {self.framing.length} tokens with its frame, got {len(ids)}. "
+                "Shorten it."
             )
         if max(ids) >= self.num_ids:
             raise SettingsError(
-                f"the tokenizer gives the id {max(ids)}, the model has {self.num_ids}; take the "
-                "tokenizer.json that belongs to the model"
+                f"The tokenizer has the id {max(ids)}, the model only {self.num_ids} ids. {OTHER_TOKENIZER}"
             )
-        return self.row(ids)
+        return self._pad(ids)
 
     def decode(self, row: Tensor) -> str:
-        """Return the text of a prompt (C,); nothing for one that says nothing."""
+        """Return the text of a prompt (C,), empty if it says nothing."""
         inner = [each for each in row.tolist() if each != DROPPED][1:-1]
         text = self.tokenizer.decode([each for each in inner if each != self.null], skip_special_tokens=False)
         before, after = self.framing.template.split("{prompt}")
         return text.removeprefix(before).removesuffix(after)
 
-    def emptied(self, rows: Tensor) -> Tensor:
+    def empty(self, rows: Tensor) -> Tensor:
         """Return rows (..., C) of the same lengths with the null token between first and last."""
         given = rows != DROPPED
         place = torch.arange(rows.shape[-1], device=rows.device)
         inner = given & (place > 0) & (place < given.sum(-1, keepdim=True) - 1)
         return torch.where(inner, self.null, rows)
 
-    def row(self, ids: list[int]) -> Tensor:
-        """Return ids as a row (C,) with -1 after them."""
+    def _pad(self, ids: list[int]) -> Tensor:
         return torch.tensor(ids + [DROPPED] * (self.framing.length - len(ids)))
 
-    def _ids(self, prompt: str) -> list[int]:
+    def _frame(self, prompt: str) -> list[int]:
         text = self.framing.template.format(prompt=prompt)
         return [self.first, *self.tokenizer.encode(text, add_special_tokens=False).ids, self.last]
 
-    def _id(self, token: str) -> int:
+    def _look_up(self, token: str) -> int:
         found = self.tokenizer.token_to_id(token)
         if found is None or found >= self.num_ids:
             raise CheckpointError(
-                f"the tokenizer has no token {token} among the {self.num_ids} of the model; take the "
-                "tokenizer.json that belongs to the model"
+                f"The tokenizer has no token {token} among the model's {self.num_ids}. {OTHER_TOKENIZER}"
             )
         return found
 
 
-# TextToImage: prompts in, pictures out, of a pretrained model that comes without its data.
-#
-# Shapes: B samples, D image tokens, C columns of a prompt, H x W pixels.
-
-
-TOGETHER = 8  # pictures that are decoded at once
-KEPT = 512  # decoded pictures that are kept, since metrics, tables and figures ask for the same ones
+# The task
 
 
 class TextToImage(Task):
-    """Pictures of prompts, decoded by a VQ model of transformers with `decode(codes)`.
+    """Images of prompts from a pretrained model, which comes without its data.
 
     Args:
-        decoder: gives pictures (B, 3, H, W) in -1 to 1 of codes (B, D).
+        decoder: a Transformers VQ model, whose `decode` makes images (B, 3, H, W) in -1 to 1 of codes (B, D).
         prompts: the tokens of prompts.
         shape: of the grid of image tokens.
-        guidance: the weight that is recommended.
-        texts: prompts of samples that are asked for nothing else; by default those of GenEval.
+        guidance: the recommended weight.
+        texts: prompts of samples without a condition; by default those of GenEval.
     """
 
     primary_metric = "quiet_luma"
@@ -184,7 +186,7 @@ class TextToImage(Task):
         self.num_tokens = decoder.quantize.num_embeddings
         self.conditions = prompts.conditions
         self.scores: list[ClipScore] = []
-        self._pictures: dict[bytes, np.ndarray] = {}
+        self._images: dict[bytes, np.ndarray] = {}
 
     @property
     def tokenizer(self) -> Any:
@@ -192,7 +194,7 @@ class TextToImage(Task):
         return self.prompts.tokenizer
 
     def setup(self, stage: str | None = None) -> None:
-        raise SettingsError("a pretrained text-to-image model comes without data to train or validate on")
+        raise SettingsError("A pretrained text-to-image model comes without data to train or validate on.")
 
     def condition(self, text: str) -> Tensor:
         return self.prompts.encode(text)
@@ -217,7 +219,7 @@ class TextToImage(Task):
         return MetricCollection({**clip, **metrics}, compute_groups=False)
 
     def use_judges(self, names: str, device: torch.device | None = None) -> None:
-        """Measure the CLIP score under models of transformers, folders or names of the hub."""
+        """Measure the CLIP score under Transformers models, which are folders or names on the hub."""
         asked = dict.fromkeys(name.strip() for name in names.split(","))
         check_distinct_labels(asked)
         self.scores = [ClipScore(name, device) for name in asked]
@@ -227,37 +229,32 @@ class TextToImage(Task):
         return self.decode(tokens).cpu().numpy()
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """Return pictures uint8 (B, H, W, 3) of tokens (B, D); a token that is no code is grey."""
+        """Return images uint8 (B, H, W, 3) of tokens (B, D); a token that isn't a code is gray."""
         keys = [row.tobytes() for row in tokens.long().cpu().numpy()]
-        new = {key: row for row, key in enumerate(keys) if key not in self._pictures}
-        known = dict(self._pictures)
-        for part in torch.tensor(list(new.values()), dtype=torch.long).split(TOGETHER):
-            decoded = self._decoded(tokens[part.to(tokens.device)].long())
-            known |= zip((keys[row] for row in part.tolist()), decoded, strict=True)
-        self._pictures = dict(list(known.items())[-KEPT:])
+        new = {key: row for row, key in enumerate(keys) if key not in self._images}
+        images = dict(self._images)
+        for part in torch.tensor(list(new.values()), dtype=torch.long).split(BATCH):
+            decoded = self._decode_batch(tokens[part.to(tokens.device)].long())
+            images |= zip((keys[row] for row in part.tolist()), decoded, strict=True)
+        self._images = dict(list(images.items())[-MAX_KEPT:])
         if not keys:
             return torch.zeros(0, 1, 1, 3, dtype=torch.uint8, device=tokens.device)
-        return torch.from_numpy(np.stack([known[key] for key in keys])).to(tokens.device)
+        return torch.from_numpy(np.stack([images[key] for key in keys])).to(tokens.device)
 
     @torch.no_grad()
-    def _decoded(self, tokens: Tensor) -> np.ndarray:
-        home = self.decoder.device
-        tokens = tokens.to(home)
+    def _decode_batch(self, tokens: Tensor) -> np.ndarray:
+        device = self.decoder.device
+        tokens = tokens.to(device)
         data = (tokens >= 0) & (tokens < self.num_tokens)
-        with torch.autocast(home.type, enabled=False):  # samples may be drawn in another precision
+        with torch.autocast(device.type, enabled=False):  # samples may be drawn in another precision
             levels = self.decoder.decode(tokens * data)
-        pictures = ((levels.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-        grid = data.view(-1, 1, *self.shape).repeat_interleave(pictures.shape[2] // self.shape[0], 2)
-        grid = grid.repeat_interleave(pictures.shape[3] // self.shape[1], 3)
-        return torch.where(grid, pictures, UNKNOWN).permute(0, 2, 3, 1).cpu().numpy()
+        images = ((levels.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+        grid = data.view(-1, 1, *self.shape).repeat_interleave(images.shape[2] // self.shape[0], 2)
+        grid = grid.repeat_interleave(images.shape[3] // self.shape[1], 3)
+        return torch.where(grid, images, UNKNOWN).permute(0, 2, 3, 1).cpu().numpy()
 
 
-# FUDOKI: text to image on a bidirectional Llama, with image tokens of a VQ model.
-#
-# The network is Llama of transformers with full attention; image tokens enter through an embedding of their
-# own, and leave through a head of their own. The logits of an image token come from the position before it.
-# The
-# network is not told the time. Shapes: B samples, D image tokens, V codes, C columns of a prompt, W width.
+# The model
 
 
 FRAMING = Framing(
@@ -275,15 +272,15 @@ TEXT_SIZES = (
     *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps"),
     *("rope_theta", "rope_scaling", "rope_parameters", "attention_bias", "mlp_bias"),
 )
-"""What is read of the settings of the language model; those that are not said are Llama's."""
+"""Settings of the language model that are read. Others are Llama's."""
 VQ_16 = {"ch": 128, "ch_mult": (1, 1, 2, 2, 4), "z_channels": 256, "num_res_blocks": 2}
-"""Sizes of the VQ model that its name stands for."""
+"""Sizes of the VQ model of this name."""
 
 
 class FudokiNetwork(Network):
     """Prompt, image tokens, end: one sequence under full attention.
 
-    A condition (B, C) holds the tokens of framed prompts, with -1 after the last one; prompts of a batch may
+    A condition (B, C) has the tokens of framed prompts, with -1 after the last one. Prompts of a batch may
     differ in length. A row of -1 alone is the prompt that says nothing.
     """
 
@@ -297,7 +294,7 @@ class FudokiNetwork(Network):
         self.conditions = prompts.conditions
 
     def hidden(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
-        ids, real = self._prompt(condition, x)
+        ids, real = align_prompts(condition, self.prompts.nothing, x)
         embed = self.language_model.embed_tokens
         end = embed(ids.new_full((len(x), 1), self.prompts.after))
         codes = self.generation_aligner(self.generation_embeddings(x))
@@ -315,27 +312,11 @@ class FudokiNetwork(Network):
 
     def null_condition(self, condition: Tensor | None) -> Tensor | None:
         """Return prompts (B, C) of the same lengths that say nothing."""
-        return None if condition is None else self.prompts.emptied(condition)
-
-    def _prompt(self, condition: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tokens of prompts (B, P) with their ends in the last column, and where they are real."""
-        nothing = self.prompts.nothing.to(x.device).expand(len(x), -1)
-        if condition is None:
-            condition = nothing
-        given = condition != DROPPED
-        if bool((given[:, 1:] & ~given[:, :-1]).any()):
-            raise SamplingError(
-                "a prompt has -1 after its last token only; make it with task.condition(text)"
-            )
-        condition = torch.where(given[:, :1], condition, nothing)
-        lengths = (condition != DROPPED).sum(1, keepdim=True)
-        width = int(lengths.max())
-        columns = torch.arange(width, device=x.device) - (width - lengths)
-        return condition.gather(1, columns.clamp(min=0)), columns >= 0
+        return None if condition is None else self.prompts.empty(condition)
 
 
-class Host(nn.Module):
-    """The modules that hold the weights, under the names of Janus in transformers."""
+class FudokiHost(nn.Module):
+    """The modules that hold the weights, under the names of Janus in Transformers."""
 
     codebook: Tensor | None
 
@@ -356,43 +337,43 @@ class Host(nn.Module):
         self.generation_aligner = JanusVQVAEAlignerMLP(image)
         self.generation_head = JanusVQVAEHead(image)
         self.vqmodel: Any = JanusVQVAE(image)
-        del self.vqmodel.encoder, self.vqmodel.quant_conv  # pictures are only decoded
+        del self.vqmodel.encoder, self.vqmodel.quant_conv  # images are only decoded
         self.register_buffer("codebook", torch.empty(image.num_embeddings, image.embed_dim))
 
 
 def assemble(loaded: Loaded) -> Trained:
     """Make the model and the task."""
-    host, config = loaded.host, loaded.config
+    host = loaded.host
+    config = loaded.config
     side = config["vq_config"]["num_patches"]
     prompts = Prompts.read(loaded.folder / "tokenizer.json", FRAMING, config["text_config"]["vocab_size"])
     task = TextToImage(host.vqmodel, prompts, (side, side), guidance=GUIDANCE)
-    process = _process(host, loaded.folder, loaded.rates)
+    process: Process
+    if loaded.rates == "mixture":  # needs no code vectors
+        process = surrogate(host.generation_embeddings.num_embeddings)
+    elif host.codebook is None:
+        raise CheckpointError(
+            f"{loaded.folder} has no image_embedding.pt, the code vectors that metric rates need. Add it, or "
+            "use rates='mixture'."
+        )
+    else:
+        process = Metric(host.codebook.cpu())
     return Trained(Model(FudokiNetwork(host, prompts), process, task.shape), task)
 
 
-def _process(host: Any, folder: Path, rates: str) -> Process:
-    if rates == "mixture":  # needs no vectors of the codes
-        return surrogate(host.generation_embeddings.num_embeddings)
-    if host.codebook is None:
-        raise CheckpointError(
-            f"{folder} has no image_embedding.pt, the code vectors that metric rates need; put it there, or "
-            "take rates mixture"
-        )
-    return Metric(host.codebook.cpu())
-
-
 def released_config(config: Config, files: Mapping[str, Config]) -> Config:
-    """Return the settings of the released checkpoint as `Host` reads them."""
+    """Return the settings of the released checkpoint as `FudokiHost` reads them."""
     image = config["gen_vision_config"]["params"]
     kind = config["gen_vision_config"].get("cls", "VQ-16")
     if kind != "VQ-16":
-        raise CheckpointError(f"the VQ model is a {kind}; the recipe knows VQ-16")
+        raise CheckpointError(f"The VQ model must be VQ-16, got {kind}.")
     sizes = VQ_16 | image
     tokens = int(files["processor_config.json"].get("num_image_tokens", 576))
     side = math.isqrt(tokens)
     if side**2 != tokens:
-        raise CheckpointError(f"processor_config.json says {tokens} image tokens, which fill no square grid")
-    aligner, head = config["gen_aligner_config"]["params"], config["gen_head_config"]["params"]
+        raise CheckpointError(f"num_image_tokens in processor_config.json must be a square, got {tokens}.")
+    aligner = config["gen_aligner_config"]["params"]
+    head = config["gen_head_config"]["params"]
     text = {name: value for name, value in config["language_config"].items() if name in TEXT_SIZES}
     return {
         "model_type": FUDOKI.model_type,
@@ -415,14 +396,14 @@ def released_config(config: Config, files: Mapping[str, Config]) -> Config:
 FUDOKI = Recipe(
     name="fudoki",
     model_type="fudoki",
-    host=Host,
+    host=FudokiHost,
     assemble=assemble,
     optional=("codebook",),
     precise=("vqmodel.", "codebook"),
     any_width=("codebook",),
     rates=("metric", "mixture"),
 )
-"""A folder that `python -m tauflow.recipes convert` has written."""
+"""A folder written by `python -m tauflow.recipes convert`."""
 
 RELEASED_FUDOKI = dataclasses.replace(
     FUDOKI,
@@ -455,4 +436,4 @@ RELEASED_FUDOKI = dataclasses.replace(
     ),
     embeddings={"image_embedding.pt": "codebook"},
 )
-"""The folder of the hub, with the names of the original code."""
+"""The folder on the hub, with the names of the original code."""

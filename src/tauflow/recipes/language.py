@@ -6,7 +6,8 @@ tokens are 0 to V - 1, and the mask, if there is one, is V. `IdNetwork` is the o
 
 The tokenizer is read by a Transformers class. Code that comes with one never runs.
 
-Shapes: B sequences, D coordinates, V data tokens, N ids, F tokens of the frame, L = D + F positions, W width.
+Shapes: B sequences, D coordinates, V data tokens, N ids, F tokens of the frame, L = D + F positions, W width,
+C columns of a condition, P tokens of the longest prompt.
 """
 
 import copy
@@ -20,7 +21,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from tauflow.errors import CheckpointError, SettingsError, shorten
+from tauflow.denoise import DROPPED
+from tauflow.errors import CheckpointError, SamplingError, SettingsError, shorten
 from tauflow.networks import Network
 from tauflow.recipes.recipe import INSTALL, Loaded
 from tauflow.samplers import Prompt
@@ -164,6 +166,24 @@ def _plan_moves(runs: list[tuple[int, int]]) -> tuple[int, list[tuple[int, int, 
     places = [first + sum(sizes[:number]) for number in range(len(runs))]
     moves = [(place, *run) for place, run in zip(places, runs, strict=True)]
     return first, [*reversed(moves[:largest]), *moves[largest + 1 :]]
+
+
+def align_prompts(condition: Tensor | None, nothing: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return prompts (B, P) that end in the last column, and true where they aren't padding.
+
+    A condition (B, C) has the ids of prompts, with -1 after the last one. A row of -1 alone, or no condition,
+    is the prompt `nothing` (C,).
+    """
+    nothing = nothing.to(x.device).expand(len(x), -1)
+    if condition is None:
+        condition = nothing
+    given = condition != DROPPED
+    if bool((given[:, 1:] & ~given[:, :-1]).any()):
+        raise SamplingError("A prompt must have -1 after its last id only. Use task.condition(text).")
+    condition = torch.where(given[:, :1], condition, nothing)
+    lengths = (condition != DROPPED).sum(1, keepdim=True)
+    columns = torch.arange(-int(lengths.max()), 0, device=x.device) + lengths
+    return condition.gather(1, columns.clamp(min=0)), columns >= 0
 
 
 # Texts and tokens
