@@ -6,7 +6,7 @@ import pytest
 
 import tauflow
 
-NAMES = ["Results.to_frame", "Trained", "evaluate", "load"]
+NAMES = ["Process.loss", "Results.to_frame", "Trained", "evaluate", "load"]
 """Public names whose examples run. Add yours."""
 
 

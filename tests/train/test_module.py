@@ -12,6 +12,7 @@ from tiny_training import NETWORK, TRAINER, module, perturbed, validate
 import tauflow
 from tauflow.errors import NonFiniteLoss
 from tauflow.networks import TransformerConfig
+from tauflow.process import stratified_times
 from tauflow.tasks import Countdown
 from tauflow.tasks.data import TaskData
 from tauflow.train import DFMModule, OptimizerConfig
@@ -50,6 +51,18 @@ def test_loss_is_the_mean_cross_entropy_where_it_says(source, expected):
     )
     by_hand = by_hand[noise.corrupted].mean() if expected == "corrupted" else by_hand.mean()
     torch.testing.assert_close(model.loss(x_1, noise, torch.arange(8)), by_hand)
+
+
+@pytest.mark.parametrize("source", ["masked", "uniform"])
+def test_the_loss_of_a_training_loop_is_that_of_the_module(source):
+    model = perturbed(source=source)
+    x_1 = torch.randint(6, (8, 16))
+    generator = torch.Generator().manual_seed(3)
+    times = stratified_times(8, generator)
+    expected = model.loss(x_1, model.process.noise(times, 16, generator), torch.arange(8))
+    for network in (model.network, lambda x, t: model.network(x, t)):
+        loss = model.process.loss(network, x_1, torch.Generator().manual_seed(3))
+        torch.testing.assert_close(loss, expected)
 
 
 def test_first_loss_is_ln_v_exactly():

@@ -191,6 +191,67 @@ class Process(ABC):
     def evidence(self, x: Tensor, t: Tensor) -> Tensor:
         """Return p(x_t^d | x_1^d = s) up to a factor without s, float64 (B, D, V)."""
 
+    # Training
+
+    def loss(
+        self,
+        network: Callable[..., Tensor],
+        x_1: Tensor,
+        generator: torch.Generator | None = None,
+        condition: Tensor | None = None,
+        loss_on: LossOn | None = None,
+    ) -> Tensor:
+        """Return the training loss of a batch: the mean of -ln p(x_1 | x_t) at stratified times.
+
+        Use it in your own training loop. `DFMModule` minimizes the same loss.
+
+        Args:
+            network: maps states x_t (B, D), times t (B,), and the condition, if there is one, to logits
+                (B, D, V). A `tauflow.Network` runs its head only where the loss is taken.
+            x_1: data tokens (B, D).
+            generator: draws times and noise, on its own device.
+            condition: what the items are, (B, C).
+            loss_on: coordinates that count: corrupted, or all; by default what suits the source.
+
+        Returns:
+            A scalar to call `backward()` on.
+
+        Example:
+            >>> import torch
+            >>> process = tauflow.Mixture(tauflow.Masked(5), "linear")
+            >>> network = tauflow.networks.TransformerConfig(width=16, heads=2).build((8,), 6, 5)
+            >>> x_1 = torch.randint(5, (4, 8))
+            >>> loss = process.loss(network, x_1, torch.Generator().manual_seed(0))
+            >>> loss.backward()
+            >>> round(loss.item(), 3)  # ln 5, before any training
+            1.609
+        """
+        noise = self.noise(stratified_times(len(x_1), generator), x_1.shape[1], generator).to(x_1.device)
+        losses = self.losses(network, x_1, noise, condition, loss_on)
+        return losses.sum() / max(1, len(losses))
+
+    def losses(
+        self,
+        network: Callable[..., Tensor],
+        x_1: Tensor,
+        noise: Noise,
+        condition: Tensor | None = None,
+        loss_on: LossOn | None = None,
+    ) -> Tensor:
+        """Return -ln p(x_1 | x_t) (R,) of the coordinates that count, under the given noise."""
+        inputs = [noise.corrupt(x_1), noise.t] + ([] if condition is None else [condition])
+        # A tauflow.Network has a head apart: it runs on the rows that count.
+        rows = network.hidden(*inputs) if hasattr(network, "hidden") else network(*inputs)
+        rows, x_1 = rows.flatten(0, 1), x_1.flatten()
+        if (loss_on or self.loss_on) == "corrupted":
+            assert isinstance(noise, Redrawn)
+            counted = noise.corrupted.flatten().nonzero().squeeze(1)  # (R,)
+            rows, x_1 = rows[counted], x_1[counted]
+        if hasattr(network, "nll"):
+            return network.nll(rows, x_1)
+        logits = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        return torch.nn.functional.cross_entropy(logits, x_1, reduction="none")
+
     @abstractmethod
     def bound(self, logits: Tensor, x_t: Tensor, x_1: Tensor, t: Tensor) -> Tensor:
         """Return the integrand (R,) of the bound on -ln p(x_1) at times t (R,), per unit of the clock."""

@@ -114,11 +114,6 @@ def _check_range(name: str, values: Tensor, given: Tensor, lowest: int, end: int
 # The bound
 
 
-def posterior_inputs(network: Network, x: Tensor, t: Tensor, condition: Tensor | None) -> Tensor:
-    """Return hidden states (b, D, W); a network without conditions is not given any."""
-    return network.hidden(x, t, condition) if network.conditions else network.hidden(x, t)
-
-
 class CountedRows(NamedTuple):
     """The coordinates of a batch that count: a revealed one of a masked source has no rate."""
 
@@ -175,7 +170,7 @@ class Validation:
     def _rows(self, network: Network, x_1: Tensor, noise: Noise, condition: Tensor | None) -> CountedRows:
         x_t = noise.corrupt(x_1)
         places = self.process.movable(x_t).flatten().nonzero().squeeze(1)
-        hidden = posterior_inputs(network, x_t, noise.t, condition)
+        hidden = network.hidden(x_t, noise.t, *([] if condition is None else [condition]))
         logits = network.head(hidden.flatten(0, 1)[places])
         times, redrawn = noise.t[:, None].expand(x_t.shape), noise.redrawn(x_1, x_t)
         seen = [each.flatten()[places] for each in (x_t, x_1, times, redrawn)]

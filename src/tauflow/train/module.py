@@ -35,7 +35,6 @@ from tauflow.train.bound import (
     batch_condition,
     batch_tokens,
     check_values,
-    posterior_inputs,
 )
 from tauflow.untrusted import path_of
 
@@ -320,15 +319,11 @@ class DFMModule(LightningModule):
         split of the batch is the loss of all of it: the number it is divided by is the global one.
         """
         count = len(noise.t) * x_1.shape[1]
-        mine = noise.rows(rows).to(x_1.device)
-        hidden = posterior_inputs(self.network, mine.corrupt(x_1), mine.t, condition)  # (b, D, W)
         if self.loss_on == "corrupted":
             assert isinstance(noise, Redrawn)
-            assert isinstance(mine, Redrawn)
             count = int(noise.corrupted.sum())
-            counted = mine.corrupted.flatten().nonzero().squeeze(1)  # (R,)
-            hidden, x_1 = hidden.flatten(0, 1)[counted], x_1.flatten()[counted]
-        losses = self.network.nll(hidden.flatten(0, -2), x_1.flatten())  # (R,)
+        mine = noise.rows(rows).to(x_1.device)
+        losses = self.process.losses(self.network, x_1, mine, condition, self.loss_on)  # (R,)
         return losses.sum() / max(1, count)
 
     def on_train_start(self) -> None:
