@@ -301,7 +301,7 @@ def test_a_network_that_takes_no_condition_says_so():
     with pytest.raises(SettingsError, match=r"Promising says takes_condition, but hidden\(\) of its Plain"):
         network_from(Promising(), (10,), 7, 6, (3,))
     with pytest.raises(
-        SettingsError, match=r"PlainNetwork has no parts to compile; drop --model\.compile_network"
+        SettingsError, match=r"PlainNetwork has no parts to compile\. Remove --model\.compile_network"
     ):
         net.compile_parts()
     with pytest.raises(SettingsError, match="must be a NetworkConfig"):

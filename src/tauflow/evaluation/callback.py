@@ -32,7 +32,8 @@ VIEW = View()
 class SamplerEvaluation(Callback):
     """Evaluates samplers on the averaged weights during training.
 
-    It changes nothing in training, not a bit.
+    Add it to a Lightning Trainer to see sample quality in TensorBoard while a model trains, or to use it as
+    the monitor of checkpoints; `train.py` has it built in. It changes nothing in training, not a bit.
 
     Args:
         samplers: specs such as tr_cie(grid=tau), sets (all, paper, ablation, beyond), or auto, the
@@ -49,6 +50,17 @@ class SamplerEvaluation(Callback):
             limit.
         nll_items: validation items, from the first on, whose likelihood is measured for each sampler and
             budget, over all devices; 0 for none.
+
+    Returns:
+        A callback. `results` has the newest results, which are also written to `folder`.
+
+    Example:
+        ```python
+        evaluation = tauflow.SamplerEvaluation(samplers=["euler", "tr_cie"], nfes=[8, 32])
+        trainer = lightning.Trainer(max_steps=1000, callbacks=[evaluation])
+        trainer.fit(tauflow.DFMModule(task.facts), tauflow.tasks.data.TaskData(task))
+        print(evaluation.results.to_markdown())
+        ```
     """
 
     samplers: list[str] | str = "auto"
@@ -67,8 +79,8 @@ class SamplerEvaluation(Callback):
         least = min(self.every_n_validations, self.show, self.nll_items)
         if least < 0 or not 0 < seconds < math.inf:
             raise SettingsError(
-                "need every_n_validations >= 0, show >= 0, nll_items >= 0 and max_seconds > 0, got "
-                f"{self.every_n_validations}, {self.show}, {self.nll_items} and {self.max_seconds}"
+                "The evaluation needs every_n_validations >= 0, show >= 0, nll_items >= 0, and max_seconds > "
+                f"0, got {self.every_n_validations}, {self.show}, {self.nll_items}, and {self.max_seconds}."
             )
         self.results: Results | None = None
         self.seconds = 0.0  # spent in evaluations so far
@@ -90,7 +102,7 @@ class SamplerEvaluation(Callback):
         self._owed = state.get("owed")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse what cannot be evaluated before training begins."""
+        """Raise before training starts if something can't be evaluated."""
         self._root = Path(trainer.log_dir or trainer.default_root_dir)  # asked on all ranks: it is broadcast
         self._names: list[str] = []
         self._shown_metrics: list[tuple[str, str]] = []
@@ -155,7 +167,7 @@ class SamplerEvaluation(Callback):
 
     @property
     def sampling(self) -> Sampling:
-        """Return what decides the samples of a cell; refuse settings that cannot be."""
+        """Return what decides the samples of a cell."""
         size = (self.num_samples, self.batch_size, self.seed, self.show)
         return Sampling(*size, nll_items=self.nll_items)
 
@@ -163,8 +175,8 @@ class SamplerEvaluation(Callback):
         task = task_of(trainer)
         if task is None or not isinstance(module, DFMModule):
             raise SettingsError(
-                "SamplerEvaluation needs a DFMModule and a task that says how good a sample is: train with "
-                "tauflow.tasks.data.TaskData(task), or drop the callback"
+                "SamplerEvaluation needs a DFMModule and a task, which measures samples. Train with "
+                "tauflow.tasks.data.TaskData(task), or remove the callback."
             )
         trained = Trained(module.model(), task, trainer.global_step)
         return SamplerGrid.of(trained, self.samplers, self.nfes, self.guidance, self.sampling)

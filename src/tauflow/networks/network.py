@@ -1,15 +1,6 @@
-"""Network and the config that builds it.
+"""Network, the config that builds it, and features that networks share.
 
 Shapes: B batch, D coordinates, R rows, S states, V data tokens, W width, C columns of a condition.
-
-To add a network, write both in a file of your own and name the config by `class_path` in the configuration:
-
-    @dataclass(frozen=True)
-    class MyConfig(NetworkConfig):
-        width: int = 64
-
-        def build(self, shape, num_states, num_tokens, conditions=()):
-            return MyNetwork(self, num_states, num_tokens)
 """
 
 import inspect
@@ -29,7 +20,30 @@ from tauflow.errors import SettingsError
 class Network(nn.Module, ABC):
     """Abstract: hidden states of all coordinates, and a head that runs only on the rows that are read.
 
-    A network knows only that t is in [0, 1] with data at 1, and never gives mass to a mask: it has V logits.
+    Derive from it to train your own architecture, and write a `NetworkConfig` that builds it. A network knows
+    only that t is in [0, 1] with data at 1. It never gives mass to a mask: it has V logits.
+
+    Args:
+        conditions: how many values each column of a condition has; empty if it takes none. `network_from`
+            sets it.
+
+    Returns:
+        A module. `network(x, t)` are logits (B, D, V).
+
+    Example:
+        ```python
+        class MyNetwork(tauflow.Network):
+            def __init__(self, width, num_states, num_tokens):
+                super().__init__()
+                self.embedding = nn.Embedding(num_states, width)
+                self.output = nn.Linear(width, num_tokens)
+
+            def hidden(self, x, t):
+                return self.embedding(x)
+
+            def head(self, rows):
+                return self.output(rows)
+        ```
     """
 
     conditions: tuple[int, ...] = ()  # how many values each column of a condition has; empty: it takes none
@@ -60,13 +74,33 @@ class Network(nn.Module, ABC):
     def compile_parts(self) -> None:
         """Compile, in place, what is worth it; parameter names must not change."""
         raise SettingsError(
-            f"{type(self).__name__} has no parts to compile; drop --model.compile_network, or write its "
-            "compile_parts()"
+            f"{type(self).__name__} has no parts to compile. Remove --model.compile_network, or write its "
+            "compile_parts()."
         )
 
 
 class NetworkConfig(ABC):
-    """Abstract: the settings of a network, a frozen dataclass, and how it is built from them."""
+    """Abstract: the settings of a network, a frozen dataclass, and how it's built from them.
+
+    Write one for your own network, and choose it by `class_path` in the configuration, or pass it to
+    `tauflow.DFMModule`. Its fields are flags of train.py, and a checkpoint stores them.
+
+    Args:
+        takes_condition: whether its network takes conditions.
+
+    Returns:
+        A config, whose `build` makes the network.
+
+    Example:
+        ```python
+        @dataclass(frozen=True)
+        class MyConfig(tauflow.NetworkConfig):
+            width: int = 64
+
+            def build(self, shape, num_states, num_tokens, conditions=()):
+                return MyNetwork(self.width, num_states, num_tokens)
+        ```
+    """
 
     takes_condition: ClassVar[bool] = False
 
@@ -88,16 +122,16 @@ def network_from(
     num_tokens: int,
     conditions: tuple[int, ...] = (),
 ) -> Network:
-    """Build the network of a config; refuse conditions that it does not take."""
+    """Build the network of a config, which must take the conditions if there are any."""
     name = type(config).__name__
     if not isinstance(config, NetworkConfig):
         raise SettingsError(
-            f"network must be a NetworkConfig such as tauflow.networks.TransformerConfig, got {name}"
+            f"network must be a NetworkConfig such as tauflow.networks.TransformerConfig, got {name}."
         )
     if conditions and not config.takes_condition:
         raise SettingsError(
-            f"the task has conditions {conditions}, but the network of {name} takes none; choose one that "
-            "does, such as tauflow.networks.TransformerConfig, or a task without conditions"
+            f"The task has conditions {conditions}, but the network of {name} takes none. Choose one that "
+            "does, such as tauflow.networks.TransformerConfig, or a task without conditions."
         )
     given = {"conditions": conditions} if conditions else {}  # a config without them may omit the argument
     network = config.build(shape, num_states, num_tokens, **given)
@@ -105,11 +139,14 @@ def network_from(
         raise SettingsError(
             f"{name}.build must return a tauflow.networks.Network, not a {type(network).__name__}"
         )
-    if conditions and not _takes_condition(network):
-        raise SettingsError(
-            f"{name} says takes_condition, but hidden() of its {type(network).__name__} takes none; write "
-            "hidden(self, x, t, condition=None), or drop takes_condition"
-        )
+    if conditions:
+        try:
+            inspect.signature(network.hidden).bind("x", "t", "condition")
+        except TypeError:
+            raise SettingsError(
+                f"{name} says takes_condition, but hidden() of its {type(network).__name__} takes none. "
+                "Write hidden(self, x, t, condition=None), or remove takes_condition."
+            ) from None
     network.conditions = tuple(conditions)
     return network
 
@@ -125,15 +162,6 @@ def weights_of(
     with torch.device("meta"):
         network = network_from(config, shape, num_states, num_tokens, conditions)
     return network.state_dict()
-
-
-def _takes_condition(network: Network) -> bool:
-    """Return whether hidden() can be called with x, t and a condition."""
-    try:
-        inspect.signature(network.hidden).bind("x", "t", "condition")
-    except TypeError:
-        return False
-    return True
 
 
 class ConditionFeatures(nn.Module):
