@@ -243,10 +243,10 @@ class Benchmark:
             return with_errors(everything, [self._moses(part, ()) for part in _split(texts) if len(part)])
         valid = [smiles for smiles in map(canonical, texts) if smiles is not None]
         if self.name == "fcd":
-            measure, values = self._fcd, chemnet_features(valid, self._device)
-        else:
-            measure, values = _diversity, Fingerprints.of(parse_valid(valid)).packed
-        return with_errors(measure(values), [measure(part) for part in _split(values)])
+            features = chemnet_features(valid, self._device)
+            return with_errors(self._fcd(features), [self._fcd(part) for part in _split(features)])
+        packed = Fingerprints.of(parse_valid(valid)).packed
+        return with_errors(_diversity(packed), [_diversity(part) for part in _split(packed)])
 
     def _fcd(self, features: np.ndarray) -> dict[str, float]:
         test = self._real.test
