@@ -16,7 +16,7 @@ from tauflow.evaluation.results import REAL, Cell, Factors, Results
 from tauflow.evaluation.tables import Frame, View, number_text
 from tauflow.samplers import Prompt, Sampler, sampler_from
 from tauflow.tasks.sequences.metrics import lengths_of
-from tauflow.tasks.sequences.tokens import PATTERNS, splitter
+from tauflow.tasks.sequences.tokens import PATTERNS, make_splitter
 from tauflow.train import Trained
 
 NEEDS = "one or two checkpoints of molecules, as `python train.py -c configs/molecules.yaml` makes them"
@@ -274,6 +274,6 @@ def chains_of(task: tasks.Molecules) -> list[int]:
     if task.tokens == "smiles" and task.merges is None:
         return list(CHAINS)
     tokens = task.real_tokens("the length of side chains in a vocabulary with merges")
-    plain = sum(len(splitter(PATTERNS["smiles"])(text)) for text in task.texts(tokens))
+    plain = sum(len(make_splitter(PATTERNS["smiles"])(text)) for text in task.texts(tokens))
     share = float(lengths_of(tokens).sum()) / plain
     return [max(SHORTEST, round(size * share)) for size in CHAINS]

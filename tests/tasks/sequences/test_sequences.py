@@ -16,8 +16,8 @@ from tauflow.errors import CheckpointError, SettingsError
 from tauflow.evaluation.results import REAL, Results
 from tauflow.tasks import Sequences
 from tauflow.tasks.sequences.metrics import BrokenPadding, LengthTotalVariation, MeanLength, Unique
-from tauflow.tasks.sequences.sources import StringFiles, digest
-from tauflow.tasks.sequences.tokens import PAD, Tokens, pattern_of
+from tauflow.tasks.sequences.sources import StringFiles, hash_string
+from tauflow.tasks.sequences.tokens import PAD, Tokens, find_pattern
 from tauflow.train.module import describe
 
 
@@ -68,16 +68,16 @@ def test_files_are_read_by_what_their_names_end_with(tmp_path):
         ("a.txt", b" \n\n", {}, "The training data must have strings, got none"),
         ("a.txt", b"ab\n", {}, "at least 2 different strings"),
         ("a.txt", b"ab\nc\xff\n", {}, "is not text in UTF-8"),
-        ("a.csv", b"id,smiles\n1,C\n", {}, "has several columns; name one of them .*: id, smiles"),
-        ("a.csv", b"id,smiles\n1,C\n", {"column": "x"}, "has no column 'x'; name one of them .*: id, smiles"),
+        ("a.csv", b"id,smiles\n1,C\n", {}, "has several columns; choose one with .*: id, smiles"),
+        ("a.csv", b"id,smiles\n1,C\n", {"column": "x"}, "has no column 'x'; choose one with .*: id, smiles"),
         (
             "a.csv",
             b"id,smiles\n1,C\n2\n",
             {"column": "smiles"},
             "line 3 of .* has 1 columns, the first line 2",
         ),
-        ("a.csv", b"", {}, "a.csv is empty; a table begins"),
-        ("a.fa", b"MKV\n>x\nA\n", {}, "line 1 of .* is no FASTA: a record begins with >"),
+        ("a.csv", b"", {}, "a.csv is empty; a table starts"),
+        ("a.fa", b"MKV\n>x\nA\n", {}, "line 1 of .* isn't FASTA: a record starts with >"),
         ("a.fa", b">x\n>y\nA\n", {}, "the record at line 1 of .* has no sequence"),
         ("a.txt", b"ab\nabcd\n", {"length": 3}, "line 2 of .* has 4 tokens, --data.length is 3; raise it"),
         (
@@ -130,7 +130,7 @@ def test_bad_settings(tmp_path, strings):
     ):
         with pytest.raises(SettingsError, match=message):
             made(strings, tmp_path, **options)
-    with pytest.raises(SettingsError, match=r"name the strings: --data\.files"):
+    with pytest.raises(SettingsError, match=r"choose the strings: --data\.files"):
         Sequences()
 
 
@@ -149,7 +149,7 @@ def test_strings_of_a_data_set(tmp_path):
 
 
 def test_rules_split_strings():
-    smiles = Tokens((PAD, "Br", "C", "Cl", "[nH]", "c", "1", "%12", "="), pattern_of("smiles"))
+    smiles = Tokens((PAD, "Br", "C", "Cl", "[nH]", "c", "1", "%12", "="), find_pattern("smiles"))
     assert smiles.split("BrCCl") == ["Br", "C", "Cl"]
     assert smiles.split("N->[Pt]<-N") == ["N", "-", ">", "[Pt]", "<", "-", "N"], "dative bonds"
     assert smiles.encode("c1[nH]%12=C") == [5, 6, 4, 7, 8, 2]
@@ -312,7 +312,7 @@ def test_statistics_know_the_training_strings(strings, tmp_path):
     for sizes in ((6, 8, ()), (7, 9, ()), (7, 8, (3,))):
         with pytest.raises(SettingsError, match="damaged or of another model"):
             load(tmp_path / "statistics.npz", *sizes)
-    assert digest("ab") != digest("ba")
+    assert hash_string("ab") != hash_string("ba")
 
 
 # What is known of samples
@@ -439,7 +439,7 @@ def test_a_run_is_resumed_on_its_own_strings_only(strings, tmp_path):
     moved.write_text("\n".join([*words()[1:], words()[0]]))
     changed = made(moved, tmp_path)
     assert changed.token_names == [PAD, *"abcdef"], "so only the strings tell them apart"
-    with pytest.raises(SettingsError, match="began with other strings than the data holds now; give it"):
+    with pytest.raises(SettingsError, match="started with other strings than the data holds now; pass"):
         changed.begin_run(run)
     assert (run / "statistics.npz").read_bytes() == before
 
@@ -449,7 +449,7 @@ def test_a_changed_file_stops_a_resumed_run(runs, tmp_path):
     (folder / "strings.txt").write_text("\n".join(sorted(words(), reverse=True)))
     resumed = ["--trainer.max_steps=3", f"--ckpt_path={folder}/version_0/last.ckpt"]
     options = ["--model.source=masked", "--model.network.time=false", "--data.files=strings.txt"]
-    with pytest.raises(AssertionError, match="began with other strings"):
+    with pytest.raises(AssertionError, match="started with other strings"):
         train_here(*TINY, *options, *resumed, f"--trainer.default_root_dir={folder}", cwd=folder)
 
 

@@ -28,7 +28,7 @@ from tauflow.tasks.molecules.metrics import (
     read_judges,
 )
 from tauflow.tasks.sequences.metrics import Novel
-from tauflow.tasks.sequences.sources import Entry, Source, StringFiles
+from tauflow.tasks.sequences.sources import Entry, SequenceSource, StringFiles
 from tauflow.tasks.sequences.task import STATISTICS, Sequences
 from tauflow.tasks.sequences.tokens import FOREIGN, PAD
 from tauflow.tasks.text.corpus import is_validation
@@ -68,7 +68,7 @@ def to_smiles(text: str, representation: Representation) -> str:
 
 
 @dataclass(frozen=True)
-class MoleculeSource(Source):
+class MoleculeSource(SequenceSource):
     """The SMILES of a source in a representation.
 
     Args:
@@ -79,7 +79,7 @@ class MoleculeSource(Source):
         seed: of that choice.
     """
 
-    source: Source
+    source: SequenceSource
     representation: Representation
     trusted: bool
     share: float = 1.0
@@ -189,16 +189,16 @@ class Molecules(Sequences):
         return bool(self.moses) and not (self.files or self.hub)
 
     @property
-    def source(self) -> Source:
+    def source(self) -> SequenceSource:
         source = StringFiles(str(dataset("train"))) if self._from_moses else super().source
         return self._in_representation(source)
 
     @property
-    def val_source(self) -> Source | None:
+    def val_source(self) -> SequenceSource | None:
         source = StringFiles(str(dataset("test"))) if self._from_moses else super().val_source
         return self._in_representation(source) if source else None
 
-    def _in_representation(self, source: Source) -> Source:
+    def _in_representation(self, source: SequenceSource) -> SequenceSource:
         return MoleculeSource(source, self.representation, self._from_moses, self.share, self.seed)
 
     @property

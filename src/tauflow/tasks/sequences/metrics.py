@@ -1,6 +1,7 @@
-"""SequenceStatistics: what samples of sequences are measured against, made from the training strings.
+"""Metrics of generated strings, and the statistics of training strings that they are measured against.
 
-Shapes: N validation strings, M training strings, D tokens, V tokens of the vocabulary, C columns of labels.
+Shapes: B samples of an update, N samples in all or validation strings, M training strings, D tokens, V tokens
+of the vocabulary, C columns of labels.
 """
 
 import hashlib
@@ -18,134 +19,14 @@ from tauflow import files
 from tauflow.denoise import DROPPED
 from tauflow.errors import SettingsError, first_line
 from tauflow.tasks.metrics import SampleMean, SampleMetric, UnigramTotalVariation, joined, standard_error
-from tauflow.tasks.sequences.sources import CHUNK, digest
+from tauflow.tasks.sequences.sources import CHUNK, hash_string
 from tauflow.untrusted import read_arrays
 
+Texts = Callable[[Tensor], list[str]]  # samples (B, D) as strings
 OWN = ("unigrams", "lengths", "validation", "conditions")
 GAPS = "gaps"  # between the digests, in a file: small numbers, which compress well
 STRINGS = "strings"  # the digest of all of them
-DROPPED_BITS = np.uint64(32)  # of a digest of 64: a new string passes for known with probability M / 2**32
-
-
-@dataclass(frozen=True)
-class SequenceStatistics:
-    """Laws of the training strings, their digests, and the validation strings as tokens."""
-
-    unigrams: np.ndarray  # (V,) shares of the training tokens, float64
-    lengths: np.ndarray  # (D + 1,) shares of the lengths of training strings, float64
-    validation: np.ndarray  # (N, D) validation strings, the reference of every table
-    conditions: np.ndarray  # (N, C) and their conditions
-    digests: np.ndarray  # (M,) sorted, 32 bits of each training string, uint32
-    extra: Mapping[str, np.ndarray] = field(default_factory=dict)  # of a task that has more to say
-    strings: str = ""  # digest of all strings; files of earlier versions have none
-
-    @classmethod
-    def of(
-        cls,
-        train: np.ndarray,
-        digests: np.ndarray,
-        validation: Mapping[str, np.ndarray],
-        num_tokens: int,
-        extra: Mapping[str, np.ndarray],
-        strings: str,
-    ) -> "SequenceStatistics":
-        """Count training rows (M, D); `validation` has the columns of the validation items."""
-        unigrams = np.zeros(num_tokens, dtype=np.int64)
-        lengths = np.zeros(train.shape[1] + 1, dtype=np.int64)
-        for begin in range(0, len(train), CHUNK):
-            rows = np.asarray(train[begin : begin + CHUNK])
-            unigrams += np.bincount(rows.ravel(), minlength=num_tokens)
-            lengths += np.bincount((rows != 0).sum(1), minlength=len(lengths))
-        tokens = validation["tokens"]
-        conditions = validation.get("condition", np.zeros((len(tokens), 0), dtype=np.int32))
-        laws = unigrams / unigrams.sum(), lengths / lengths.sum()
-        return cls(*laws, tokens, conditions, np.unique(_shortened(np.asarray(digests))), extra, strings)
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """Return the validation items as columns."""
-        conditions = {"condition": self.conditions} if self.conditions.shape[1] else {}
-        return {"tokens": self.validation, **conditions}
-
-    def known(self, texts: Sequence[str]) -> np.ndarray:
-        """Return which strings (B,) are among the training strings."""
-        found = _shortened(np.array([digest(text) for text in texts], dtype=np.uint64))
-        place = np.searchsorted(self.digests, found).clip(max=len(self.digests) - 1)
-        return self.digests[place] == found
-
-    def save(self, path: Path) -> None:
-        buffer = io.BytesIO()
-        arrays = {name: getattr(self, name) for name in OWN} | dict(self.extra)
-        arrays[GAPS] = np.diff(self.digests, prepend=np.uint32(0))
-        arrays[STRINGS] = np.array(self.strings)
-        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # of numpy's stub
-        with files.atomic(path) as file:
-            file.write(buffer.getvalue())
-
-    @classmethod
-    def load(
-        cls, path: Path, num_tokens: int, length: int, conditions: tuple[int, ...]
-    ) -> "SequenceStatistics":
-        """Read a file that is not trusted; raise SettingsError if it is damaged, or of another model."""
-        try:
-            saved = read_arrays(path)
-            own = {name: saved.pop(name) for name in OWN}
-            digests = saved.pop(GAPS).cumsum(dtype=np.uint64)
-            strings = str(saved.pop(STRINGS, ""))
-            found = cls(**own, digests=digests.astype(np.uint32), extra=saved, strings=strings)
-            if not np.array_equal(found.digests, np.unique(digests)):
-                raise ValueError(f"{GAPS} lead to no digests")
-            found._refuse_unfit(num_tokens, length, conditions)
-        except Exception as error:  # zipfile and numpy raise many kinds
-            raise SettingsError(
-                f"{path} is damaged or of another model ({first_line(error)}); remove it: it is made again "
-                "from the data"
-            ) from None
-        return found
-
-    def _refuse_unfit(self, num_tokens: int, length: int, conditions: tuple[int, ...]) -> None:
-        for name, law, size in (
-            ("unigrams", self.unigrams, num_tokens),
-            ("lengths", self.lengths, length + 1),
-        ):
-            if law.shape != (size,) or law.dtype != np.float64 or not (law >= 0).all():
-                raise ValueError(f"{name} is no law of {size} values")
-        if self.digests.ndim != 1 or self.digests.dtype != np.uint32 or not len(self.digests):
-            raise ValueError("digests holds no digests")
-        _refuse_outside("validation", self.validation, (num_tokens,) * length)
-        _refuse_outside("conditions", self.conditions, conditions, DROPPED)
-        if not len(self.validation) or len(self.conditions) != len(self.validation):
-            raise ValueError("validation and conditions have different rows, or none")
-
-
-def digest_of_rows(*tables: np.ndarray) -> str:
-    """Return what stands for all rows of tables (N, D), in their order."""
-    found = hashlib.blake2b(digest_size=12)
-    for rows in tables:
-        found.update(repr(rows.shape).encode())
-        for begin in range(0, len(rows), CHUNK):
-            found.update(rows[begin : begin + CHUNK].tobytes())
-    return found.hexdigest()
-
-
-def _shortened(digests: np.ndarray) -> np.ndarray:
-    """Return the first bits of digests (M,), uint32."""
-    return (digests >> DROPPED_BITS).astype(np.uint32)
-
-
-def _refuse_outside(name: str, rows: np.ndarray, sizes: tuple[int, ...], least: int = 0) -> None:
-    """Raise unless rows (N, ...) hold whole numbers from the least on, in each column below its size."""
-    if rows.dtype.kind not in "iu" or rows.shape[1:] != (len(sizes),):
-        raise ValueError(f"{name} holds no rows of {len(sizes)} whole numbers")
-    if len(rows) and ((rows < least) | (rows >= np.array(sizes))).any():
-        raise ValueError(f"{name} holds numbers that the model does not know")
-
-
-# Metrics of generated strings: their lengths, what stands after the padding, how many are distinct and new.
-#
-# Shapes: B samples of an update, N samples in all, D tokens.
-
-
-Texts = Callable[[Tensor], list[str]]  # samples (B, D) as strings
+DROPPED_BITS = np.uint64(32)  # of 64: a new string passes for known with probability M / 2**32
 
 
 def lengths_of(tokens: Tensor) -> Tensor:
@@ -154,7 +35,7 @@ def lengths_of(tokens: Tensor) -> Tensor:
 
 
 class LengthTotalVariation(UnigramTotalVariation):
-    """Total variation between the lengths of samples and a law (D + 1,)."""
+    """Total variation between the lengths of samples and a distribution (D + 1,)."""
 
     def update(self, tokens: Tensor) -> None:
         super().update(lengths_of(tokens)[:, None])
@@ -208,10 +89,133 @@ class Unique(SampleMetric):
         self.add_state("digests", [], dist_reduce_fx="cat")
 
     def update(self, tokens: Tensor) -> None:
-        found = np.array([digest(text) for text in self.texts(tokens)], dtype=np.uint64)
+        found = np.array([hash_string(text) for text in self.texts(tokens)], dtype=np.uint64)
         self.digests.append(torch.from_numpy(found.view(np.int64)).to(tokens.device))
 
     def compute(self) -> tuple[Tensor, Tensor]:
         _, counts = joined(self.digests).unique(return_counts=True)
         single = torch.repeat_interleave((counts == 1).double(), counts)
         return torch.tensor(len(counts) / len(single), dtype=torch.float64), standard_error(single)
+
+
+# Statistics
+
+
+@dataclass(frozen=True)
+class SequenceStatistics:
+    """Distributions of the training strings, their digests, and the validation strings as tokens."""
+
+    unigrams: np.ndarray  # (V,) shares of the training tokens, float64
+    lengths: np.ndarray  # (D + 1,) shares of the lengths of training strings, float64
+    validation: np.ndarray  # (N, D) validation strings, the reference of every table
+    conditions: np.ndarray  # (N, C) and their conditions
+    digests: np.ndarray  # (M,) sorted, 32 bits of each training string, uint32
+    extra: Mapping[str, np.ndarray] = field(default_factory=dict)  # of a task that has more to say
+    strings: str = ""  # digest of all strings; files of earlier versions have none
+
+    @classmethod
+    def of(
+        cls,
+        train: np.ndarray,
+        digests: np.ndarray,
+        validation: Mapping[str, np.ndarray],
+        num_tokens: int,
+        extra: Mapping[str, np.ndarray],
+        strings: str,
+    ) -> "SequenceStatistics":
+        """Count training rows (M, D); `validation` has the columns of the validation items."""
+        unigrams = np.zeros(num_tokens, dtype=np.int64)
+        lengths = np.zeros(train.shape[1] + 1, dtype=np.int64)
+        for begin in range(0, len(train), CHUNK):
+            rows = np.asarray(train[begin : begin + CHUNK])
+            unigrams += np.bincount(rows.ravel(), minlength=num_tokens)
+            lengths += np.bincount((rows != 0).sum(1), minlength=len(lengths))
+        tokens = validation["tokens"]
+        conditions = validation.get("condition", np.zeros((len(tokens), 0), dtype=np.int32))
+        return cls(
+            unigrams / unigrams.sum(),
+            lengths / lengths.sum(),
+            tokens,
+            conditions,
+            np.unique(_shorten(np.asarray(digests))),
+            extra,
+            strings,
+        )
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Return the validation items as columns."""
+        conditions = {"condition": self.conditions} if self.conditions.shape[1] else {}
+        return {"tokens": self.validation, **conditions}
+
+    def known(self, texts: Sequence[str]) -> np.ndarray:
+        """Return which strings (B,) are among the training strings."""
+        found = _shorten(np.array([hash_string(text) for text in texts], dtype=np.uint64))
+        place = np.searchsorted(self.digests, found).clip(max=len(self.digests) - 1)
+        return self.digests[place] == found
+
+    def save(self, path: Path) -> None:
+        buffer = io.BytesIO()
+        arrays = {name: getattr(self, name) for name in OWN} | dict(self.extra)
+        arrays[GAPS] = np.diff(self.digests, prepend=np.uint32(0))
+        arrays[STRINGS] = np.array(self.strings)
+        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # of numpy's stub
+        with files.atomic(path) as file:
+            file.write(buffer.getvalue())
+
+    @classmethod
+    def load(
+        cls, path: Path, num_tokens: int, length: int, conditions: tuple[int, ...]
+    ) -> "SequenceStatistics":
+        """Read a file that is not trusted; raise SettingsError if it is damaged, or of another model."""
+        try:
+            saved = read_arrays(path)
+            own = {name: saved.pop(name) for name in OWN}
+            digests = saved.pop(GAPS).cumsum(dtype=np.uint64)
+            strings = str(saved.pop(STRINGS, ""))
+            found = cls(**own, digests=digests.astype(np.uint32), extra=saved, strings=strings)
+            if not np.array_equal(found.digests, np.unique(digests)):
+                raise ValueError(f"{GAPS} lead to no digests")
+            found._check(num_tokens, length, conditions)
+        except Exception as error:  # zipfile and numpy raise many kinds
+            raise SettingsError(
+                f"{path} is damaged or of another model ({first_line(error)}); remove it: it is made again "
+                "from the data"
+            ) from None
+        return found
+
+    def _check(self, num_tokens: int, length: int, conditions: tuple[int, ...]) -> None:
+        for name, shares, size in (
+            ("unigrams", self.unigrams, num_tokens),
+            ("lengths", self.lengths, length + 1),
+        ):
+            if shares.shape != (size,) or shares.dtype != np.float64 or not (shares >= 0).all():
+                raise ValueError(f"{name} isn't a distribution of {size} values")
+        if self.digests.ndim != 1 or self.digests.dtype != np.uint32 or not len(self.digests):
+            raise ValueError("digests holds no digests")
+        _check_rows("validation", self.validation, (num_tokens,) * length)
+        _check_rows("conditions", self.conditions, conditions, DROPPED)
+        if not len(self.validation) or len(self.conditions) != len(self.validation):
+            raise ValueError("validation and conditions have different rows, or none")
+
+
+def digest_of_rows(*tables: np.ndarray) -> str:
+    """Return a digest of all rows of tables (N, D), in their order."""
+    found = hashlib.blake2b(digest_size=12)
+    for rows in tables:
+        found.update(repr(rows.shape).encode())
+        for begin in range(0, len(rows), CHUNK):
+            found.update(rows[begin : begin + CHUNK].tobytes())
+    return found.hexdigest()
+
+
+def _shorten(digests: np.ndarray) -> np.ndarray:
+    """Return the first bits of digests (M,), uint32."""
+    return (digests >> DROPPED_BITS).astype(np.uint32)
+
+
+def _check_rows(name: str, rows: np.ndarray, sizes: tuple[int, ...], lowest: int = 0) -> None:
+    """Raise unless rows (N, ...) hold whole numbers from the lowest on, in each column below its size."""
+    if rows.dtype.kind not in "iu" or rows.shape[1:] != (len(sizes),):
+        raise ValueError(f"{name} holds no rows of {len(sizes)} whole numbers")
+    if len(rows) and ((rows < lowest) | (rows >= np.array(sizes))).any():
+        raise ValueError(f"{name} holds numbers that the model does not know")

@@ -1,4 +1,11 @@
-"""Where strings come from: files with a string a line, tables, FASTA files, a data set of the hub."""
+"""Where strings come from, and their table of tokens: built once, kept on disk, mapped into memory.
+
+Sources are files with a string per line, tables, FASTA files, and a data set of the hub. The table is in
+`<root>/<key>/`: train.npy and val.npy (N, D) with the smallest integers that hold the vocabulary, digests.npy
+of the training strings, and facts.json. The key is a digest of the sources and rules.
+
+Shapes: N strings, D tokens of the longest, V tokens of the vocabulary, C columns of labels.
+"""
 
 import csv
 import hashlib
@@ -16,7 +23,7 @@ import numpy as np
 
 from tauflow.errors import SettingsError, first_line
 from tauflow.tasks.caches import building, key_of, tracked
-from tauflow.tasks.sequences.tokens import PAD, Tokens, learned, splitter, uncovered
+from tauflow.tasks.sequences.tokens import PAD, Tokens, describe_uncovered, learn_merges, make_splitter
 from tauflow.tasks.text.corpus import (
     HubCorpus,
     digest_of,
@@ -29,11 +36,16 @@ from tauflow.tasks.text.corpus import (
 
 TABLES = {".csv": ",", ".tsv": "\t"}  # and what separates their columns
 FASTA = (".fasta", ".fa", ".faa", ".fna")
-FIRST_WORD = (".smi", ".smiles")  # names of molecules stand after them
+FIRST_WORD = (".smi", ".smiles")  # names of molecules follow on the line
+VERSION = 1  # of the cache's format
+MAX_TOKENS = 2**16 - 1  # of a vocabulary, without the padding
+CHUNK = 2**15  # rows handled together
+MAX_MERGED = 2**18  # training strings that merges are learned from
+TooLong = Literal["refuse", "skip"]
 
 
 class Entry(NamedTuple):
-    """A string, and where it stands."""
+    """A string, and where it is."""
 
     text: str
     number: int
@@ -45,7 +57,7 @@ class Entry(NamedTuple):
         return f"{self.kind} {self.number} of {self.source}"
 
 
-class Source(ABC):
+class SequenceSource(ABC):
     """Abstract: strings in a fixed order, none of them empty, and a digest that changes when any does."""
 
     @abstractmethod
@@ -56,7 +68,7 @@ class Source(ABC):
 
 
 @dataclass(frozen=True)
-class StringFiles(Source):
+class StringFiles(SequenceSource):
     """Local files, plain or .gz, read by what their names end with.
 
     Args:
@@ -91,7 +103,7 @@ class StringFiles(Source):
 
 
 @dataclass(frozen=True)
-class HubStrings(Source):
+class HubStrings(SequenceSource):
     """A column of a data set of the hub, or of a local one that the datasets library reads."""
 
     hub: HubCorpus
@@ -136,19 +148,19 @@ def _cells(path: Path, text: str, column: str | None, delimiter: str) -> Iterato
                 yield reader.line_num, string
     except csv.Error as error:
         raise SettingsError(
-            f"line {reader.line_num} of {path} is no row of a table ({error}); fix it"
+            f"line {reader.line_num} of {path} isn't a valid table row ({error}); fix it"
         ) from None
 
 
 def _place(path: Path, names: list[str], column: str | None) -> int:
     """Return the number of the column that is meant."""
     if not names:
-        raise SettingsError(f"{path} is empty; a table begins with a line of the names of its columns")
+        raise SettingsError(f"{path} is empty; a table starts with a line of column names")
     if column is None and len(names) == 1:
         return 0
     if column not in names:
         asked = "has several columns" if column is None else f"has no column {column!r}"
-        raise SettingsError(f"{path} {asked}; name one of them with --data.column: {', '.join(names)}")
+        raise SettingsError(f"{path} {asked}; choose one with --data.column: {', '.join(names)}")
     return names.index(column)
 
 
@@ -159,7 +171,7 @@ def _records(path: Path, text: str) -> Iterator[tuple[int, str]]:
         if not line.startswith(">"):
             parts.append(line.strip())
             if not header and parts[-1]:
-                raise SettingsError(f"line {number} of {path} is no FASTA: a record begins with >")
+                raise SettingsError(f"line {number} of {path} isn't FASTA: a record starts with >")
             continue
         if header:
             if not any(parts):
@@ -170,20 +182,7 @@ def _records(path: Path, text: str) -> Iterator[tuple[int, str]]:
         header, parts = number, []
 
 
-# The strings of a source as a table of tokens: built once, kept on disk, mapped into memory.
-#
-# A cache lies in `<root>/<key>/`: train.npy and val.npy (N, D) with the smallest integers that hold the
-# vocabulary, digests.npy of the training strings, and facts.json. The key is a digest of the sources and
-# rules.
-#
-# Shapes: N strings, D tokens of the longest, V tokens of the vocabulary, C columns of labels.
-
-
-VERSION = 1  # of the cache's format
-MOST_TOKENS = 2**16 - 1  # of a vocabulary, without the padding
-CHUNK = 2**15  # rows written together
-MERGED = 2**18  # training strings that merges are learned from, at most
-TooLong = Literal["refuse", "skip"]
+# The table
 
 
 @dataclass(frozen=True)
@@ -200,7 +199,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Table:
+class SequenceTable:
     """Rows of tokens, padded with 0, and what was found on the way."""
 
     names: tuple[str, ...]  # of the vocabulary
@@ -212,35 +211,38 @@ class Table:
     key: str
 
 
-def digest(text: str) -> int:
-    """Return 64 bits that stand for a string."""
+def hash_string(text: str) -> int:
+    """Return a 64-bit hash of a string."""
     return int.from_bytes(
         hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little"
     )
 
 
 def cached_table(
-    root: str | Path, source: Source, val_source: Source | None, rules: Rules, progress: bool = False
-) -> Table:
+    root: str | Path,
+    source: SequenceSource,
+    val_source: SequenceSource | None,
+    rules: Rules,
+    progress: bool = False,
+) -> SequenceTable:
     """Return the rows of the strings, mapped into memory; build them if needed."""
-    sources = source.digest(), val_source.digest() if val_source else None
-    key = key_of(VERSION, *sources, astuple(rules))
+    val_digest = val_source.digest() if val_source else None
+    key = key_of(VERSION, source.digest(), val_digest, astuple(rules))
     folder = Path(root) / key
     if not folder.exists():
         with building(folder, "the tokens of the strings") as new:
             _build(new, source, val_source, rules, progress)
     try:
         facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
-        train, val, digests = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS)
-        return Table(tuple(facts["names"]), facts["length"], facts["skipped"], train, val, digests, key)
+        arrays = {
+            name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("train", "val", "digests")
+        }
+        return SequenceTable(tuple(facts["names"]), facts["length"], facts["skipped"], **arrays, key=key)
     except Exception as error:  # numpy and json raise many kinds
         raise SettingsError(
             f"the cached tokens in {folder} are damaged ({first_line(error)}); remove that folder: they are "
             "made again from the data"
         ) from None
-
-
-ARRAYS = ("train", "val", "digests")
 
 
 def cached_labels(
@@ -252,18 +254,19 @@ def cached_labels(
 ) -> np.ndarray:
     """Return the labels (N, C) of strings, mapped into memory; make them if needed.
 
-    `key` says what the strings are and how they are labelled.
+    `key` says what the strings are and how they are labeled.
     """
     folder = Path(root) / key_of(VERSION, "labels", key)
     if not folder.exists():
         with building(folder, "the labels of the strings") as new:
             rows = [label(text) for text in tracked(texts, "labels", progress)]
-            _save(new / "labels.npy", np.array(rows, dtype=np.int32))
+            np.save(new / "labels.npy", np.array(rows, dtype=np.int32))
+            _sync(new / "labels.npy")
     return np.load(folder / "labels.npy", mmap_mode="r")
 
 
-class Growing(dict[str, int]):
-    """Numbers of tokens, from 1 in the order in which they are met."""
+class TokenNumbers(dict[str, int]):
+    """Numbers of tokens, from 1 in the order of their first occurrence."""
 
     def __missing__(self, name: str) -> int:
         self[name] = number = len(self) + 1
@@ -271,7 +274,7 @@ class Growing(dict[str, int]):
 
 
 @dataclass
-class Collected:
+class TokenRows:
     """Tokens of strings, one after the other, and how many each has."""
 
     tokens: array = field(default_factory=lambda: array("H"))
@@ -298,22 +301,22 @@ class Collected:
         _sync(path)
 
 
-class Builder:
-    """Reads entries into two collections; refuses what no row can hold."""
+class TableBuilder:
+    """Reads entries into rows of tokens, with a growing vocabulary or a fixed one."""
 
     def __init__(self, rules: Rules):
         self.rules = rules
-        self.numbers: dict[str, int] = Growing()
+        self.numbers: dict[str, int] = TokenNumbers()
         self.skipped = 0
         if rules.names is not None:
             self.fix(rules.names)
         elif rules.pattern is not None:
-            self.split = splitter(rules.pattern)
+            self.split = make_splitter(rules.pattern)
 
     def fix(self, names: Sequence[str]) -> None:
-        """Refuse other tokens than those of a vocabulary from here on."""
+        """Allow only the tokens of a vocabulary from here on."""
         self.names = tuple(names)
-        self.split = Tokens(self.names, self.rules.pattern).found
+        self.split = Tokens(self.names, self.rules.pattern).find
         self.numbers = {name: number for number, name in enumerate(names) if number}
 
     def encode(self, entry: Entry) -> list[int] | None:
@@ -321,7 +324,7 @@ class Builder:
         names = self.split(entry.text)
         if "".join(names) != entry.text:
             raise SettingsError(
-                f"{entry.where}: {uncovered(entry.text, names)}; fix it, or change --data.tokens"
+                f"{entry.where}: {describe_uncovered(entry.text, names)}; fix it, or change --data.tokens"
             )
         if self.rules.length is not None and len(names) > self.rules.length:
             if self.rules.too_long == "refuse":
@@ -339,32 +342,36 @@ class Builder:
                 f"{entry.where}: {lacking}; remove that string, or train with it in --data.files"
             ) from None
 
-    def read(self, entries: Iterable[Entry], place: Callable[[str], Collected]) -> None:
-        """Add the strings of entries, each to its place."""
+    def read(self, entries: Iterable[Entry], rows_for: Callable[[str], TokenRows]) -> None:
+        """Add the strings of entries, each to its rows."""
         for entry in entries:
             numbers = self.encode(entry)
-            if len(self.numbers) > MOST_TOKENS:
+            if len(self.numbers) > MAX_TOKENS:
                 raise SettingsError(
-                    f"the strings up to {entry.where} have more than {MOST_TOKENS} tokens; choose a rule "
+                    f"the strings up to {entry.where} have more than {MAX_TOKENS} tokens; choose a rule "
                     "with fewer: --data.tokens characters"
                 )
             if numbers is not None:
-                place(entry.text).add(numbers)
+                rows_for(entry.text).add(numbers)
 
 
-def _build(new: Path, source: Source, val_source: Source | None, rules: Rules, progress: bool) -> None:
-    train, val, digests = Collected(), Collected(), array("Q")
+def _build(
+    new: Path, source: SequenceSource, val_source: SequenceSource | None, rules: Rules, progress: bool
+) -> None:
+    train = TokenRows()
+    val = TokenRows()
+    digests = array("Q")
 
-    def place(text: str) -> Collected:
+    def rows_for(text: str) -> TokenRows:
         if val_source is None and is_validation(text, rules.val_share, rules.seed):
             return val
-        digests.append(digest(text))
+        digests.append(hash_string(text))
         return train
 
     if rules.merges is not None and rules.names is None:
-        rules = replace(rules, names=_merged(source, val_source is None, rules, progress))
-    builder = Builder(rules)
-    builder.read(tracked(source.entries(), "tokenising", progress), place)
+        rules = replace(rules, names=_merge_vocabulary(source, val_source is None, rules, progress))
+    builder = TableBuilder(rules)
+    builder.read(tracked(source.entries(), "tokenizing", progress), rows_for)
     names = Tokens(rules.names or (PAD, *sorted(builder.numbers)), rules.pattern).names
     numbers = np.arange(len(names), dtype=np.uint16)  # of the tokens, by those that the builder gave them
     if rules.names is None:
@@ -372,35 +379,38 @@ def _build(new: Path, source: Source, val_source: Source | None, rules: Rules, p
         numbers[1:] = [order[name] for name in builder.numbers]
     if val_source is not None:
         builder.fix(names)
-        builder.read(tracked(val_source.entries(), "tokenising val", progress), lambda text: val)
-    _refuse_empty(train, val, rules, val_source is not None)
+        builder.read(tracked(val_source.entries(), "tokenizing val", progress), lambda text: val)
+    _check_not_empty(train, val, rules, val_source is not None)
     length = rules.length or max(max(train.lengths), max(val.lengths))
     train.write(new / "train.npy", numbers, length)
     val.write(new / "val.npy", numbers if val_source is None else np.arange(len(names)), length)
-    _save(new / "digests.npy", np.unique(np.frombuffer(digests, dtype=np.uint64)))
+    np.save(new / "digests.npy", np.unique(np.frombuffer(digests, dtype=np.uint64)))
+    _sync(new / "digests.npy")
     facts = {"names": names, "length": length, "skipped": builder.skipped}
     (new / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
     _sync(new / "facts.json")
 
 
-def _merged(source: Source, shared: bool, rules: Rules, progress: bool) -> tuple[str, ...]:
+def _merge_vocabulary(source: SequenceSource, shared: bool, rules: Rules, progress: bool) -> tuple[str, ...]:
     """Return a vocabulary with merges, learned from training strings; all single tokens are in it."""
-    builder = Builder(replace(rules, length=None))  # how long a string is depends on the merges
+    builder = TableBuilder(replace(rules, length=None))  # how long a string is depends on the merges
     strings: list[list[str]] = []
     for entry in tracked(source.entries(), "merging", progress):
         builder.encode(entry)
-        if len(strings) < MERGED and not (shared and is_validation(entry.text, rules.val_share, rules.seed)):
+        if len(strings) < MAX_MERGED and not (
+            shared and is_validation(entry.text, rules.val_share, rules.seed)
+        ):
             strings.append(builder.split(entry.text))
     names = Tokens((PAD, *sorted(builder.numbers)), rules.pattern).names[1:]
-    if not len(names) + 1 < (rules.merges or 0) <= MOST_TOKENS:
+    if not len(names) + 1 < (rules.merges or 0) <= MAX_TOKENS:
         raise SettingsError(
             f"the strings have {len(names)} different tokens and padding; --data.merges, the tokens of a "
-            f"vocabulary with merges, must be from {len(names) + 2} to {MOST_TOKENS}, got {rules.merges}"
+            f"vocabulary with merges, must be from {len(names) + 2} to {MAX_TOKENS}, got {rules.merges}"
         )
-    return tuple(dict.fromkeys((PAD, *learned(strings, names, (rules.merges or 0) - 1))))
+    return tuple(dict.fromkeys((PAD, *learn_merges(strings, names, (rules.merges or 0) - 1))))
 
 
-def _refuse_empty(train: Collected, val: Collected, rules: Rules, own_val: bool) -> None:
+def _check_not_empty(train: TokenRows, val: TokenRows, rules: Rules, own_val: bool) -> None:
     """Raise if a split has no strings."""
     short = "" if rules.length is None else f" of at most {rules.length} tokens"
     if train.lengths and val.lengths:
@@ -412,11 +422,6 @@ def _refuse_empty(train: Collected, val: Collected, rules: Rules, own_val: bool)
         f"The {empty} split must have strings{short}, got none. The text of a string decides its split, so "
         "you need at least 2 different strings. Add some, change --data.val_share, or pass --data.val_files."
     )
-
-
-def _save(path: Path, values: np.ndarray) -> None:
-    np.save(path, values)
-    _sync(path)
 
 
 def _sync(path: Path) -> None:

@@ -30,15 +30,15 @@ from tauflow.tasks.sequences.metrics import (
 from tauflow.tasks.sequences.sources import (
     HubStrings,
     Rules,
-    Source,
+    SequenceSource,
+    SequenceTable,
     StringFiles,
     Strings,
-    Table,
     TooLong,
     cached_labels,
     cached_table,
 )
-from tauflow.tasks.sequences.tokens import Tokens, fault_of, pattern_of
+from tauflow.tasks.sequences.tokens import Tokens, find_fault, find_pattern
 from tauflow.tasks.task import (
     UNIGRAM_ITEMS,
     InMemory,
@@ -51,23 +51,23 @@ from tauflow.tasks.task import (
 )
 from tauflow.tasks.text.corpus import HubCorpus
 
-STATISTICS = "statistics.npz"  # beside the checkpoints of a run
+STATISTICS = "statistics.npz"  # next to the checkpoints of a run
 NO_DATA = (
-    "no data is named, and that of a checkpoint is never opened by itself; name it: `sample.py --data "
-    "files=...` or `tauflow.load(path, data={'files': ...})`, or hub=..."
+    "a checkpoint's data is never opened by itself; pass it: `sample.py --data files=...` or "
+    "`tauflow.load(path, data={'files': ...})`, or hub=..."
 )
 
 
 @dataclass(eq=False, repr=False)
 class Sequences(TextTask):
-    """Strings of varying length: one a line, a column of a table, FASTA, or a data set of the hub.
+    """Strings of varying length: one per line, a column of a table, FASTA, or a data set on the hub.
 
     Args:
         files: names or patterns of files, plain or .gz, separated by commas: .csv and .tsv are tables, .fasta
-            and .fa have records, of .smi the first word of a line counts, all others have one string a line.
+            and .fa have records, of .smi the first word of a line counts, others have one string per line.
         val_files: the same for validation; by default a share of the strings is.
         column: of tables with several columns.
-        hub: name of a data set of the hub.
+        hub: name of a data set on the hub.
         hub_config: its configuration.
         hub_split: its split.
         hub_column: the column with the strings.
@@ -80,9 +80,9 @@ class Sequences(TextTask):
         epoch_items: training items called an epoch; the next epoch continues in the order.
         val_share: share of the strings that are for validation, chosen by their text.
         val_items: strings of the validation set, at most.
-        cache: folder for tokenised strings.
+        cache: folder for tokenized strings.
         seed: of the split and the order.
-        num_workers: loader processes for each device.
+        num_workers: loader processes per device.
         token_names: the vocabulary itself, as a checkpoint keeps it; by default that of the strings.
     """
 
@@ -112,8 +112,8 @@ class Sequences(TextTask):
     merges: int | None = None
 
     def __post_init__(self) -> None:
-        self._refuse_unfit()
-        self.pattern: str | None = pattern_of(self.tokens)
+        self._check_settings()
+        self.pattern: str | None = find_pattern(self.tokens)
         if self.token_names is None:
             self.token_names = list(self._table.names)
         if self.length is None:
@@ -122,11 +122,11 @@ class Sequences(TextTask):
         self.num_tokens = len(self.token_names)
         self.shape = (self.length,)
 
-    def _refuse_unfit(self) -> None:
+    def _check_settings(self) -> None:
         names = ("files", "val_files", "column", "hub", "cache", "tokens")
         empty = [name for name in names if getattr(self, name) == ""]
         if empty:
-            raise SettingsError(f"--data.{empty[0]} is empty; name one, or drop it")
+            raise SettingsError(f"--data.{empty[0]} is empty. Set it, or remove it.")
         if self.files and self.hub:
             raise SettingsError("give --data.files or --data.hub, not both")
         if self.length is not None and self.length < 1:
@@ -142,8 +142,8 @@ class Sequences(TextTask):
         """Rebuild the task from a file that is not trusted: with its vocabulary, and without its data."""
         names = init_args.get("token_names")
         names = names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
-        if fault_of(names) or type(init_args.get("length")) is not int:
-            raise CheckpointError("the checkpoint has no vocabulary: its data.token_names are no tokens")
+        if find_fault(names) or type(init_args.get("length")) is not int:
+            raise CheckpointError("the checkpoint has no vocabulary: its data.token_names aren't tokens")
         task = super().rebuilt(init_args, data)
         if "tokens" not in data:  # the vocabulary is enough: no pattern from a file ever runs
             task.pattern = None
@@ -153,21 +153,21 @@ class Sequences(TextTask):
     # Data
 
     @property
-    def source(self) -> Source:
+    def source(self) -> SequenceSource:
         """Return where the strings come from."""
         if self.hub:
             return HubStrings(HubCorpus(self.hub, self.hub_config, self.hub_split, self.hub_column))
         if self.files:
             return StringFiles(self.files, self.column)
-        raise SettingsError(NO_DATA if self.token_names else "name the strings: --data.files or --data.hub")
+        raise SettingsError(NO_DATA if self.token_names else "choose the strings: --data.files or --data.hub")
 
     @property
-    def val_source(self) -> Source | None:
+    def val_source(self) -> SequenceSource | None:
         """Return where strings for validation come from, if not from the same place."""
         return StringFiles(self.val_files, self.column, "--data.val_files") if self.val_files else None
 
     @cached_property
-    def _table(self) -> Table:
+    def _table(self) -> SequenceTable:
         names = None if self.token_names is None else tuple(self.token_names)
         rules = Rules(self.pattern, self.length, self.too_long, self.val_share, self.seed, names, self.merges)
         found = cached_table(Path(self.cache), self.source, self.val_source, rules, progress=True)
@@ -184,7 +184,7 @@ class Sequences(TextTask):
 
     @property
     def _digest(self) -> str:
-        """Return what stands for all strings, wherever their files lie."""
+        """Return a digest of all strings, wherever their files are."""
         return digest_of_rows(self._table.train, self._table.val)
 
     def strings(self, split: Literal["train", "val"]) -> Sequence[str]:
@@ -221,15 +221,15 @@ class Sequences(TextTask):
             self.train_data = Shuffled(TableItems(self._columns("train")), self.seed, name="sequence order")
 
     def begin_run(self, folder: Path) -> None:
-        """Save the statistics of the strings; refuse a resumed run on other strings than it began with."""
+        """Save the statistics of the strings; a resumed run must have the strings that it started with."""
         path = folder / STATISTICS
         if not path.exists():
             return self.statistics.save(path)
         saved = SequenceStatistics.load(path, self.num_tokens, self.shape[0], self.conditions).strings
         if saved and saved != self._digest:
             raise SettingsError(
-                f"the run in {folder} began with other strings than the data holds now; give it those, or "
-                "begin a new run without --ckpt_path"
+                f"the run in {folder} started with other strings than the data holds now; pass those, or "
+                "start a new run without --ckpt_path"
             )
 
     def unigrams(self) -> Tensor:
@@ -239,12 +239,12 @@ class Sequences(TextTask):
 
     @property
     def _saved(self) -> Path | None:
-        """Return the file with statistics beside the run, if there is one."""
+        """Return the file with statistics next to the checkpoints of the run, if there is one."""
         return self.folder / STATISTICS if self.folder and (self.folder / STATISTICS).exists() else None
 
     @cached_property
     def statistics(self) -> SequenceStatistics:
-        """Return statistics of the training split: from beside the run where they lie there, else counted."""
+        """Return statistics of the training split: those the run has saved, else counted."""
         if self._saved:
             return SequenceStatistics.load(self._saved, self.num_tokens, self.shape[0], self.conditions)
         if not hasattr(self, "val_data"):
@@ -255,7 +255,7 @@ class Sequences(TextTask):
         )
 
     def extra_statistics(self) -> dict[str, np.ndarray]:
-        """Return arrays that a task keeps beside a run besides the laws of lengths and tokens."""
+        """Return more arrays that a task saves with the statistics of a run."""
         return {}
 
     @property
@@ -264,7 +264,7 @@ class Sequences(TextTask):
         if self._saved or self.hub or self.files:
             return ""
         lost = "unigram_tv, length_tv, novel and real data are skipped"
-        return f"{lost}: there is no {STATISTICS} beside the checkpoint, and {NO_DATA}"
+        return f"{lost}: there is no {STATISTICS} next to the checkpoint, and {NO_DATA}"
 
     # Samples
 
@@ -273,7 +273,7 @@ class Sequences(TextTask):
         return [self.vocabulary.text(row) for row in tokens.tolist()]
 
     def show(self, tokens: Tensor, condition: Tensor | None = None) -> list[str]:
-        """Return numbered strings; `·` stands for padding that tokens follow."""
+        """Return numbered strings; with `·` for padding that tokens follow."""
         shown = (self.vocabulary.joined(row, "·").rstrip("·") for row in tokens.tolist())
         return [f"[{number}] {text}" for number, text in enumerate(shown, start=1)]
 
