@@ -323,18 +323,37 @@ With several samplers or budgets: evaluates every combination, called a cell, an
 """
 
 
+FAMILIES = {
+    "leaping": "tau-leaping and its corrections, for any source",
+    "tweedie": "exact kernels of a posterior held fixed during a step, for any source",
+    "theta": "two evaluations per step, for any source",
+    "reveal": "unmask tokens in an order that doesn't depend on them, for masked sources",
+    "registry": "unmask along the learned order that loses least",
+    "independent": "unmask tokens that hardly influence each other, for masked sources",
+    "confident": "unmask the most confident tokens first, for masked sources",
+    "bridge": "second-order bridges, for sources of data tokens",
+    "remask": "take tokens back and draw them again",
+    "gibbs": "sweeps that redraw tokens at the noise they have, for sources of data tokens",
+}
+"""What the samplers of a module do, in the order of the help."""
+
+
 def describe_samplers() -> str:
     """Return the samplers, sets, and options that the help lists, from the samplers themselves."""
 
     def wrap(text: str, indent: int = 2) -> str:
         return textwrap.fill(text, 110, initial_indent=" " * indent, subsequent_indent=" " * indent)
 
+    families: dict[str, list[str]] = {line: [] for line in FAMILIES.values()}
+    for name, make in SAMPLERS.items():
+        module = getattr(make, "func", make).__module__.rpartition(".")[2]
+        families.setdefault(FAMILIES.get(module, module), []).append(name)
     sharp = ", ".join(name for name, make in SAMPLERS.items() if make().sharpens)
     aliases = ", ".join(f"{name} is {spec}" for name, spec in ALIASES.items())
     lines = [
         'samplers: auto (the recommended one), or names with options, such as "tr_cie(grid=tau)"',
         "",
-        wrap(", ".join(SAMPLERS)),
+        *(wrap(f"{line}: {', '.join(names)}") for line, names in families.items()),
         "",
         wrap(f"these sharpen, so they don't keep the data distribution: {sharp}"),
         "",

@@ -82,7 +82,6 @@ SAMPLE_SPECS = [
     Bad(("--sampler", "tr_cie(cutoff=2)"), "cutoff"),
     Bad(("--sampler", "mine.py:Own"), "mine.py:Own"),
     Bad(("--sampler", "\udcff"), "sampler"),
-    Bad(("--ckpt", UNIFORM, "--sampler", "fhs"), "fhs"),
 ]
 
 SAMPLE_DEVICES = flags(
@@ -104,16 +103,13 @@ SAMPLE_FILES = [
     Bad(("--ckpt", "cut.ckpt"), "cut.ckpt"),
     Bad(("--ckpt", "foreign.ckpt"), "foreign.ckpt"),
     Bad(("--unconditional", UNIFORM, "--guidance", 2), "another vocabulary, shape or source"),
-    Bad(("--unconditional", SHIPPED), "--guidance"),
     Bad(("--pretrained", "folder", "--ckpt", "best.ckpt"), "--ckpt"),
     Bad(("--keep", "left"), "--complete"),
     Bad(("--dtype", "bfloat16"), "--dtype"),
-    Bad(("--rates", "mixture"), "--rates"),
     Bad(("--out", "file"), "--out"),
     Bad(("--out", "damaged"), "damaged/results.json"),
     Bad(("--tensorboard",), "--out"),
     Bad(("--prompt", "1", "--infill", "1 _"), "--infill"),
-    Bad(("--samplr", "euler"), "--samplr"),
     Bad(("euler",), "euler"),
 ]
 
@@ -149,15 +145,10 @@ TRAIN_TASK = [
     *settings(
         "--data.values=1",
         "--data.batch_size=0",
-        "--data.valus=3",
         "--model.network.width=33",
-        "--model.network.widht=16",
         "--model.condition_dropout=1",
-        "--model.loss_on=some",
-        "--model.schedule=quadrat",
         "--model.source=mask",
     ),
-    Bad(("--data=NoSuchTask",), "NoSuchTask"),
     Bad(("--model.network.class_path=my.Network",), "my.Network"),
     Bad(("--nonsense=1",), "nonsense"),
 ]
