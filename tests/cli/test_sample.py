@@ -582,8 +582,8 @@ def test_mixture_rates_and_the_guidance_that_is_recommended(call, released):
     assert "(TextToImage, uniform source)" in printed
     assert "--guidance 6 is recommended" in printed
     for more, expected in (
-        (["--condition", " "], "the prompt is empty"),
-        (["--condition", "x" * 600], "at most 500 are allowed"),
+        (["--condition", " "], "The prompt must not be empty"),
+        (["--condition", "x" * 600], "must have at most 500 tokens"),
         (["--rates", "tau"], "rates must be metric or mixture"),
         (["--prompt", "a cat"], "TextToImage doesn't support --prompt. Remove --prompt."),
         (["--judge", "no/such/clip"], "no/such/clip"),

@@ -324,9 +324,9 @@ With several samplers or budgets: evaluates every combination, called a cell, an
 
 
 FAMILIES = {
-    "leaping": "tau-leaping and its corrections, for any source",
-    "tweedie": "exact kernels of a posterior held fixed during a step, for any source",
-    "theta": "two evaluations per step, for any source",
+    "leaping": "tau-leaping and its corrections",
+    "tweedie": "exact kernels of a posterior held fixed during a step",
+    "theta": "two evaluations per step",
     "reveal": "unmask tokens in an order that doesn't depend on them, for masked sources",
     "registry": "unmask along the learned order that loses least",
     "independent": "unmask tokens that hardly influence each other, for masked sources",
