@@ -408,8 +408,8 @@ def test_a_wrong_value_anywhere_in_the_description_is_an_error_or_does_not_matte
     assert len(paths) > 30
     errors = 0
     values = (None, ESCAPE, 2**62, math.nan, [1, "x"])
-    for where in paths:
-        for value in values:
+    for number, where in enumerate(paths):
+        for value in (values[number % 5], values[(number + 2) % 5]):
             bad = checkpoint | {"tauflow": copy.deepcopy(checkpoint["tauflow"])}
             put(bad, where, value)
             torch.save(bad, tmp_path / "bad.ckpt")
@@ -425,7 +425,7 @@ def test_a_wrong_value_anywhere_in_the_description_is_an_error_or_does_not_matte
                     assert len(found.task.val_data) >= 2
                     assert found.task.val_data[0]
                 assert draw(found.model, "euler", 2, count=2).tokens.shape == (2, 16)
-    assert errors > len(paths) * len(values) / 2
+    assert errors > len(paths)
 
 
 @pytest.fixture
@@ -729,10 +729,11 @@ def test_an_order_that_is_a_pipe_is_not_used(learned):
         assert tauflow.load(learned).model.order is None
 
 
-def test_arrays_that_unpack_to_much_more_than_the_file(tmp_path):
+def test_arrays_that_unpack_to_much_more_than_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("tauflow.untrusted.MAX_ARRAYS", 2**22)
     path = tmp_path / "statistics.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a.npy", "w") as member:
-        for _ in range(2**10 + 1):
+        for _ in range(2**2 + 1):
             member.write(bytes(2**20))
     with pytest.raises(ValueError, match="unpacks to more than"):
         read_arrays(path)

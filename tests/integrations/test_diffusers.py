@@ -129,7 +129,7 @@ def test_a_canvas_that_is_changed_in_the_middle_of_a_step_keeps_it():
 def test_steps_of_a_canvas_have_one_generator_temperature_and_batch():
     scheduler, logits, canvas = TauflowScheduler(), torch.zeros(2, 4, V), torch.zeros(2, 4, dtype=torch.long)
     scheduler.step(logits, 0, canvas)
-    with pytest.raises(SamplingError, match="another generator"):
+    with pytest.raises(SamplingError, match="one generator and temperature"):
         scheduler.step(logits, 1, canvas, generator=torch.Generator())
     scheduler.step(logits, 0, canvas)
     with pytest.raises(SamplingError, match="temperature"):

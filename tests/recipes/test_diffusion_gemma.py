@@ -99,19 +99,20 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_sampler_of_a_uniform_source(trained, name):
+def test_every_sampler_of_a_uniform_source(trained):
     """Prompts of different lengths, a known token of the canvas, guidance; the same in parts of a batch."""
     known = torch.zeros(B, D, dtype=torch.bool)
     known[:, 2] = True
     request = {"count": B, "condition": prompts(trained), "prompt": (torch.full((B, D), 7), known), "seed": 2}
-    found = tauflow.sample(trained.model, name, NFE, **request)
-    assert (found.tokens[:, 2] == 7).all()
-    assert found.nfe <= NFE
-    assert found.info.forwards == found.nfe
-    guided = tauflow.sample(trained.model.guided(1.5), name, NFE, **request, batch_size=2)
-    assert (guided.tokens[:, 2] == 7).all()
-    assert guided.info.forwards in range(4 * guided.nfe - 3, 4 * guided.nfe + 1)  # the last may be unread
+    for name in CASES:
+        found = tauflow.sample(trained.model, name, NFE, **request)
+        assert (found.tokens[:, 2] == 7).all(), name
+        assert found.nfe <= NFE, name
+        assert found.info.forwards == found.nfe, name
+        guided = tauflow.sample(trained.model.guided(1.5), name, NFE, **request, batch_size=2)
+        assert (guided.tokens[:, 2] == 7).all(), name
+        # the last forward pass may be unread
+        assert guided.info.forwards in range(4 * guided.nfe - 3, 4 * guided.nfe + 1), name
 
 
 @pytest.mark.parametrize("spec", ["bridge_systematic", "theta_trapezoidal", "tr_cie"])

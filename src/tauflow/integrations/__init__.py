@@ -1,1 +1,1 @@
-"""tauflow's samplers inside other libraries; each module needs the library it is named after."""
+"""tauflow's samplers inside other libraries. Each module needs the library it's named after."""

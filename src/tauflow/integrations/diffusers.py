@@ -1,4 +1,4 @@
-"""TauflowScheduler: tauflow's samplers in the DiffusionGemmaPipeline of diffusers.
+"""TauflowScheduler: tauflow's samplers in diffusers' DiffusionGemmaPipeline.
 
 pipe.scheduler = TauflowScheduler("renoise")
 pipe("Why is the sky blue?", num_inference_steps=16, confidence_threshold=None)
@@ -25,30 +25,33 @@ try:
     from diffusers.utils import BaseOutput
 except ImportError as error:
     raise SettingsError(
-        f"the scheduler needs diffusers: pip install -c constraints.txt -e '.[diffusers]' ({error})"
+        f"The scheduler needs diffusers: pip install -c constraints.txt -e '.[diffusers]' ({error})"
     ) from None
 
 
 @dataclass
 class TauflowSchedulerOutput(BaseOutput):
-    """What a step gives: the next canvas (B, D), and the logits (B, D, V) for self-conditioning."""
+    """Output of a step: the next canvas (B, D), and the logits (B, D, V) for self-conditioning."""
 
     prev_sample: Tensor
     pred_logits: Tensor
 
 
 class TauflowScheduler(SchedulerMixin, ConfigMixin):
-    """A sampler of tauflow for a canvas of uniform noise, one evaluation of the pipeline's model a step.
+    """A tauflow sampler for a canvas of uniform noise, with one evaluation of the pipeline's model per step.
 
-    `num_inference_steps` is the budget of evaluations for a canvas. The samples of a generator are those of
-    `tauflow.sample` with it. The pipeline's `temperature` is that of `Model.tempered`; 0, its default, is
-    none: the model's own law is sampled, never its mode. `confidence_threshold`, which the pipeline sets,
-    ends a canvas early with the most likely tokens: give None to sample the model's law.
+    `num_inference_steps` is the budget of evaluations per canvas. With the same generator, samples equal
+    those of `tauflow.sample`. The pipeline runs the loop, so this class can't call `sample`: it hands the
+    logits to the same sampler (`Driven`).
+
+    The pipeline's `temperature` is that of `Model.tempered`. 0, its default, is none: you sample the model's
+    own distribution, never its mode. The pipeline sets `confidence_threshold`, which ends a canvas early with
+    the most likely tokens. Pass None to sample the model's distribution.
 
     Args:
         sampler: a sampler, or a spec such as "renoise" or "tr_cie(grid=tau)"; "auto" is the
-            recommended one. A spec may come from a scheduler_config.json, so it can only name samplers of
-            tauflow; pass an object to use your own class.
+            recommended one. A spec may come from a scheduler_config.json, so it can only name tauflow's
+            samplers. Pass an object to use your own class.
         schedule: kappa of the model's training.
     """
 
@@ -73,7 +76,7 @@ class TauflowScheduler(SchedulerMixin, ConfigMixin):
 
     @classmethod
     def from_pretrained(cls, name: Any = None, subfolder: str | None = None, **options: Any) -> Any:
-        """Load the scheduler of a pipeline's folder, whose config is checked first, or of the hub."""
+        """Load a scheduler from the hub or a pipeline's folder, whose config is checked first."""
         folder = Path(name or ".") / (subfolder or "")
         if folder.is_dir():
             read_json(folder / "scheduler_config.json")
@@ -97,7 +100,7 @@ class TauflowScheduler(SchedulerMixin, ConfigMixin):
     ) -> TauflowSchedulerOutput | tuple[Tensor, Tensor]:
         """Return the next canvas (B, D) from the logits (B, D, V) of this one; step 0 starts a new canvas.
 
-        A sampler that does not use the whole budget is done before the last step, and then changes nothing.
+        A sampler that doesn't use the whole budget is done before the last step and changes nothing then.
         """
         number = int(timestep)
         given = (torch.default_generator if generator is None else generator, temperature or 1.0)
@@ -109,22 +112,22 @@ class TauflowScheduler(SchedulerMixin, ConfigMixin):
             self._expected = 0
         if self._driven is None or number != self._expected:
             raise SamplingError(
-                f"step {number} does not follow the last one; a canvas takes the steps 0, 1, 2, ... in order"
+                f"Steps of a canvas must be 0, 1, 2, ... in order, got {number} instead of {self._expected}."
             )
         if given != self._given:
             raise SamplingError(
-                f"step {number} has another generator or temperature than step 0; a canvas has one of each"
+                f"A canvas must have one generator and temperature, but step {number} has others than step 0."
             )
         self._expected += 1
         if not self._driven.done:
-            sample = _answered(self._driven, model_output, sample)
+            sample = _answer(self._driven, model_output, sample)
         if not return_dict:
             return sample, model_output
         return TauflowSchedulerOutput(sample, model_output)
 
 
 def _check_canvas(logits: Tensor, x: Tensor) -> None:
-    """Raise unless x (B, D) are tokens that the logits (B, D, V) have."""
+    """Raise an error unless x (B, D) are tokens of the logits (B, D, V)."""
     if not logits.is_floating_point() or x.dtype != torch.long or logits.shape[:-1] != x.shape:
         raise SamplingError(
             "The scheduler needs floating-point logits (B, D, V) and an integer canvas (B, D), got "
@@ -134,11 +137,11 @@ def _check_canvas(logits: Tensor, x: Tensor) -> None:
         raise SamplingError(f"Tokens of the canvas must be from 0 to {logits.shape[-1] - 1}.")
 
 
-def _answered(driven: Driven, logits: Tensor, x: Tensor) -> Tensor:
-    """Give a sampler the logits (B, D, V) of x (B, D), and return the states that it wants those of next.
+def _answer(driven: Driven, logits: Tensor, x: Tensor) -> Tensor:
+    """Give a sampler the logits (B, D, V) of x (B, D), and return the states of its next evaluation.
 
-    The pipeline's model takes no time: where a sampler wants the same states at an earlier one too
-    (`tr_cie_exact`), it has the logits already.
+    The pipeline's model doesn't get the time. If a sampler also evaluates the same states at an earlier time
+    (`tr_cie_exact`), these are the logits already.
     """
     t = driven.t
     driven.answer(logits, x)

@@ -9,11 +9,11 @@ from tauflow.recipes.loading import RECIPES, convert
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line; exit with one line where the user can fix the cause."""
+    """Run the command line; exit with one line if the user can fix the cause."""
     parser = argparse.ArgumentParser("python -m tauflow.recipes", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="list | convert")
-    commands.add_parser("list", help="show the recipes and how their folders are recognised")
-    converting = commands.add_parser("convert", help="write what sampling needs to a folder of its own")
+    commands.add_parser("list", help="show the recipes and how their folders are recognized")
+    converting = commands.add_parser("convert", help="write what sampling needs to a new folder")
     converting.add_argument("model", metavar="FOLDER", help="folder of the model, or its name on the hub")
     converting.add_argument("out", type=Path, metavar="OUT", help="new folder")
     arguments = parser.parse_args(argv)
@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(f"error: {error}")
     print(f"written to  {arguments.out}")
     if missing:
-        print(f"without     {', '.join(missing)}, which the folder does not have")
+        print(f"without     {', '.join(missing)}, which the folder doesn't have")
 
 
 if __name__ == "__main__":

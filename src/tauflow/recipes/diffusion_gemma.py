@@ -11,7 +11,7 @@ width.
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -215,7 +215,7 @@ class DiffusionGemmaHost(nn.Module):
         from transformers import DiffusionGemmaConfig
         from transformers.models.diffusion_gemma import modeling_diffusion_gemma as modules
 
-        self.settings: Any = DiffusionGemmaConfig(**config)
+        self.settings = cast(Any, DiffusionGemmaConfig(**config))
         text = self.settings.text_config
         text._attn_implementation = self.settings._attn_implementation = "sdpa"
         self.decoder: Any = modules.DiffusionGemmaDecoderModel(self.settings)
