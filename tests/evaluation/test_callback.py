@@ -276,7 +276,7 @@ def test_a_resumed_run_continues_its_curves(watched, tmp_path):
         ),
         (
             ["--checkpoints.monitor=sampling/error_rate/tr_cie/nfe_5"],
-            "logged were: sampling/error_rate/euler/nfe_2",
+            "Logged were: sampling/error_rate/euler/nfe_2",
         ),
     ],
 )

@@ -202,7 +202,7 @@ def test_what_cannot_be_described_is_refused_with_the_fix():
         def __init__(self, size: int = 3):
             super().__init__(length=16)
 
-    with pytest.raises(SettingsError, match="keep its constructor argument 'size' as an attribute"):
+    with pytest.raises(SettingsError, match="Keep its constructor argument 'size' as an attribute"):
         describe(Forgetful())
 
 

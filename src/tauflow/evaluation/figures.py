@@ -26,7 +26,6 @@ from tauflow.evaluation.images import Known, film_figure, samples_figure, sample
 from tauflow.evaluation.results import (
     REAL,
     SAMPLE_FILES,
-    Cell,
     Measured,
     Results,
     SampleTable,
@@ -149,7 +148,10 @@ def draw_panel(
     rows = frame.rows(panel, metric)
     looks = looks or styles(frame.names(row for row in rows if row != REAL))
     xs = frame.xs(panel, metric)
-    lines = {row: _points(frame, panel, row, metric) for row in rows}
+    lines: dict[str, list[tuple[float, Measured]]] = {}
+    for row in rows:
+        found = [(x, frame.measured(panel, row, x, metric)) for x in xs]
+        lines[row] = [(x, each) for x, each in found if each is not None and math.isfinite(each.value)]
     values = [each.value for points in lines.values() for _, each in points]
     scale = frame.results.scales.get(metric)
     positive = [value for value in values if value > 0]
@@ -173,11 +175,6 @@ def draw_panel(
         if min(values) <= 0:
             axes.text(0.01, 0.015, "at the lower edge: 0", transform=axes.transAxes, fontsize=8, color="gray")
     axes.grid(visible=True, which="both", alpha=0.25)
-
-
-def _points(frame: Frame, panel: str, row: str, metric: str) -> list[tuple[float, Measured]]:
-    found = [(x, frame.measured(panel, row, x, metric)) for x in frame.xs(panel, metric)]
-    return [(x, each) for x, each in found if each is not None and math.isfinite(each.value)]
 
 
 def _line(
@@ -265,18 +262,26 @@ def properties_figure(results: Results, task: Task) -> Figure | None:
     names = list(dict.fromkeys(name for cell in rows.values() for name in numbers_of(cell.table)))
     if not names:
         return None
-    real = numbers_of(_real(task))
+    real: dict[str, np.ndarray] = {}
+    if not task.alone:
+        items = real_items(task, range(min(REAL_ITEMS, val_count(task))))
+        real = numbers_of(make_table(task, *items))
     looks = styles({row: spec_name(str(cell.factors["sampler"])) for row, cell in rows.items()})
     down = math.ceil(len(names) / ACROSS)
     figure = Figure(figsize=(4.4 * ACROSS + 2.2, 3.2 * down), layout="constrained")
     axes = list(figure.subplots(down, ACROSS, squeeze=False).flat)
     for place, name in zip(axes, names, strict=False):
-        found = {row: numbers_of(cell.table)[name] for row, cell in rows.items() if _has(cell, name)}
-        edges = _edges([*found.values(), real.get(name, np.empty(0))])
-        if len(real.get(name, ())):
-            place.hist(real[name], edges, density=True, color="0.8", label=REAL)
+        none = np.empty(0)
+        of_real = real.get(name, none)
+        found = {row: numbers_of(cell.table).get(name, none) for row, cell in rows.items()}
+        together = np.concatenate([*found.values(), of_real])
+        edges = np.histogram_bin_edges(together, BINS)
+        if len(of_real):
+            place.hist(of_real, edges, density=True, color="0.8", label=REAL)
         for row, numbers in found.items():
-            place.hist(numbers, edges, density=True, histtype="step", color=looks[row]["color"], label=row)
+            if len(numbers):
+                color = looks[row]["color"]
+                place.hist(numbers, edges, density=True, histtype="step", color=color, label=row)
         place.set(xlabel=name, ylabel="density")
     for place in axes[len(names) :]:
         place.set_visible(False)
@@ -294,25 +299,6 @@ def numbers_of(table: SampleTable) -> dict[str, np.ndarray]:
         if values and all(isinstance(value, float) for value in values)
     }
     return {name: values[np.isfinite(values)] for name, values in columns.items()}
-
-
-def _has(cell: Cell, name: str) -> bool:
-    return bool(len(numbers_of(cell.table).get(name, ())))
-
-
-def _real(task: Task) -> SampleTable:
-    """Return the table of real validation items, where there are some."""
-    if task.alone or not isinstance(task, TabulatesSamples):
-        return {}
-    return make_table(task, *real_items(task, range(min(REAL_ITEMS, val_count(task)))))
-
-
-def _edges(columns: list[np.ndarray]) -> np.ndarray:
-    """Return the edges of bins that hold all numbers of some columns."""
-    together = np.concatenate(columns)
-    if not len(together):
-        return np.linspace(0.0, 1.0, BINS + 1)
-    return np.histogram_bin_edges(together, BINS)
 
 
 # The files of a finished evaluation

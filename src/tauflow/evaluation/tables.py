@@ -13,7 +13,7 @@ from fnmatch import fnmatch
 from typing import TYPE_CHECKING
 
 from tauflow.errors import printable
-from tauflow.evaluation.results import REAL, Factor, Factors, Measured, Results, Scale
+from tauflow.evaluation.results import REAL, Cell, Factor, Factors, Measured, Results, Scale
 from tauflow.samplers.registry import spec_name
 
 if TYPE_CHECKING:
@@ -44,19 +44,18 @@ class View:
 
     def label(self, factors: Factors, names: Sequence[str]) -> str:
         """Return the values of some factors in words."""
-        words = [
-            WORDS.get(name, "{}").format(_factor_text(factors[name])) for name in names if name in factors
-        ]
+        words = []
+        for name in names:
+            if name in factors:
+                value = factors[name]
+                text = value if isinstance(value, str) else f"{value:g}"
+                words.append(WORDS.get(name, "{}").format(text))
         return ", ".join(words)
 
 
 def cell_name(factors: Factors) -> str:
     """Return the factors of a cell in words, such as "tr_cie, NFE 8"."""
     return View().label(factors, list(factors))
-
-
-def _factor_text(value: str | int | float) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
 
 
 Pair = frozenset[tuple[str, Factor]]  # all factors but those of the row: what two rows are compared at
@@ -82,19 +81,15 @@ class Frame:
             if row not in rows:
                 rows.append(row)
             self._names[row] = spec_name(str(record.factors.get("sampler", row)))
+        self._problems: list[tuple[str, str, Cell]] = []
         for cell in results.cells:
-            panel, row = (self.view.label(cell.factors, names) for names in (self.view.panel, self.view.row))
+            panel = self.view.label(cell.factors, self.view.panel)
+            row = self.view.label(cell.factors, self.view.row)
             pair = frozenset(item for item in cell.factors.items() if item[0] not in self.view.row)
             for metric, numbers in cell.items.items():
                 self._items.setdefault((panel, row, metric), {})[pair] = numbers
-        self._problems = [
-            (
-                self.view.label(cell.factors, self.view.panel),
-                self.view.label(cell.factors, self.view.row),
-                cell,
-            )
-            for cell in results.problems
-        ]
+            if cell.problem:
+                self._problems.append((panel, row, cell))
 
     def names(self, rows: Iterable[str]) -> dict[str, str]:
         """Return the name of the sampler of each row, without its options."""
@@ -106,12 +101,10 @@ class Frame:
 
     def problem(self, panel: str, row: str, x: float) -> str:
         """Return in a word why a cell has no numbers, `failed` or `skipped`; nothing if it has some."""
-        words = [
-            cell.kind
-            for place, name, cell in self._problems
-            if (place, name) == (panel, row) and cell.factors.get(self.view.x) == x
-        ]
-        return words[0] if words else ""
+        for place, name, cell in self._problems:
+            if (place, name) == (panel, row) and cell.factors.get(self.view.x) == x:
+                return cell.kind
+        return ""
 
     @property
     def panels(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What may not change when a run is resumed: the data, the model, and how items are counted."""
+"""Resume a run: what a checkpoint must have, and what may not change (data, model, and batches)."""
 
 import hashlib
 from pathlib import Path
@@ -35,7 +35,7 @@ class Restored(Callback):
 
 
 def check_resumable(checkpoint: dict[str, Any], path: Path) -> None:
-    """Raise if a checkpoint, as `read` gives it, does not hold what training continues from."""
+    """Raise if a checkpoint, as `read` returns it, doesn't have a training state to continue from."""
     if not STATES.keys() <= checkpoint.keys():
         raise CheckpointError(
             f"{path} holds a model to sample from, but no training state, so it can't be resumed. Use "
@@ -60,7 +60,7 @@ def resume_error(path: Path, reason: str) -> CheckpointError:
 def check_settings(
     checkpoint: dict[str, Any], path: Path, module: DFMModule, task: Task, accumulate: int
 ) -> None:
-    """Raise if a checkpoint, as `read` gives it, was trained with other settings than these."""
+    """Raise if a checkpoint, as `read` returns it, was trained with other settings than these."""
     check_resumable(checkpoint, path)
     entry = checkpoint[KEY]
     saved = _facts(entry["model"], entry["task"], task, entry.get("accumulate_grad_batches"))
@@ -71,19 +71,12 @@ def check_settings(
             f"{name}: {_short(saved[name])} there, {_short(now.get(name))} here" for name in different
         )
         raise CheckpointError(
-            f"{path} was trained with other settings ({wrong}); continue it with its own: -c "
-            f"{path.parent}/config.yaml, if you trust that file: classes that it names are imported"
+            f"{path} was trained with other settings ({wrong}). Continue it with its own: -c "
+            f"{path.parent}/config.yaml, if you trust that file: classes that it names are imported."
         )
-    _refuse_other_weights(checkpoint, path, module)
-
-
-def _refuse_other_weights(checkpoint: dict[str, Any], path: Path, module: DFMModule) -> None:
-    """Raise unless the weights have the names and shapes of the module."""
-    saved, own = (
-        {name: weight.shape for name, weight in weights.items()}
-        for weights in (checkpoint["state_dict"], module.state_dict())
-    )
-    other = sorted({name for name, _ in saved.items() ^ own.items()})
+    shapes = {name: weight.shape for name, weight in checkpoint["state_dict"].items()}
+    own = {name: weight.shape for name, weight in module.state_dict().items()}
+    other = sorted({name for name, _ in shapes.items() ^ own.items()})
     if other:
         raise resume_error(path, f"weights with other names or other shapes: {join_names(other)}")
 
@@ -91,21 +84,19 @@ def _refuse_other_weights(checkpoint: dict[str, Any], path: Path, module: DFMMod
 def _facts(
     model: dict[str, Any], described: dict[str, Any] | None, task: Task, accumulate: int | None
 ) -> dict[str, Any]:
-    """Return what must be the same; a setting that an earlier version did not have is not among it."""
+    """Return what must be the same, without settings that an earlier version didn't have."""
     facts = {name: model["init_args"].get(name) for name in MODEL} | {"accumulate_grad_batches": accumulate}
     if described is None or described["class_path"] != path_of(type(task)):
         return {"task": described and described["class_path"], **facts}
     arguments = described["init_args"].items()
-    data = {f"data.{name}": _brief(value) for name, value in arguments if name not in task.may_change}
-    return {"task": described["class_path"], **facts, **data}
-
-
-def _brief(value: Any) -> Any:
-    """Return a value that can be shown: of a tokenizer or a palette its digest."""
-    text = str(value)
-    if len(text) <= LONG:
-        return value
-    return f"one with digest {hashlib.sha256(text.encode(errors='replace')).hexdigest()[:8]}"
+    for name, value in arguments:
+        if name in task.may_change:
+            continue
+        if len(str(value)) > LONG:  # such as a tokenizer: messages show its digest
+            digest = hashlib.sha256(str(value).encode(errors="replace")).hexdigest()[:8]
+            value = f"one with digest {digest}"
+        facts[f"data.{name}"] = value
+    return {"task": described["class_path"], **facts}
 
 
 def _short(value: Any) -> str:
