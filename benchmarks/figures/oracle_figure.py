@@ -48,7 +48,7 @@ def errors_of(process: tauflow.Process) -> dict[str, list[float]]:
     found = {}
     for name, make in SAMPLERS.items():
         sampler = make()
-        if sampler.refuses(model):
+        if sampler.unsupported_reason(model):
             continue
         laws = [reached(propagator, model, name, sampler, nfe) for nfe in BUDGETS]
         found[name] = [(law - data).abs().sum().item() / 2 for law in laws]

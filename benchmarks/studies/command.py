@@ -13,7 +13,7 @@ from benchmarks.studies.base import Settings
 from benchmarks.studies.geneval import FILES, GenEval
 from benchmarks.studies.report import question, to_markdown
 from tauflow.cli.messages import exit_with_message
-from tauflow.denoise.denoiser import checked_weight
+from tauflow.denoise.guidance import check_weight
 from tauflow.errors import SettingsError, TauflowError
 from tauflow.samplers import split_specs
 from tauflow.tasks.scenes.clip import CLIP
@@ -201,7 +201,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def weights(text: str) -> tuple[float, ...]:
     try:
-        return tuple(checked_weight(float(word)) for word in text.split(","))
+        return tuple(check_weight(float(word)) for word in text.split(","))
     except (ValueError, TauflowError):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of weights such as 1,1.5,2") from None
 

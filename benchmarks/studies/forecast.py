@@ -143,6 +143,6 @@ def fits(sampler: Reveal, model: Model) -> bool:
 
 def counts_of(sampler: Reveal, model: Model, nfe: int) -> Sequence[int]:
     """Return how many coordinates each of so many evaluations reveals of a sequence without a prompt."""
-    problem, free = Problem.of(model), torch.tensor([model.length])
+    problem, free = Problem(model), torch.tensor([model.length])
     done = [int(sampler.after(problem, free, n, nfe)) for n in range(nfe + 1)]
     return [b - a for a, b in pairwise(done)]

@@ -62,7 +62,7 @@ class ImageSchedules(OnImages):
         source = mixture_of(model).name
         if sum(mixture_of(other.model).name == source for other in self.loaded) > 1:
             return [model]
-        return [model.under(name) for name in self.names]
+        return [model.with_schedule(name) for name in self.names]
 
     @classmethod
     def findings(cls, results: Results) -> dict[str, str]:

@@ -255,7 +255,7 @@ class MoleculeScaffolds(OnMolecules):
     def sampled(self, trained: Trained, sampler: Sampler, factors: Factors) -> Cell:
         allowed = cast(tasks.Molecules, task_of(trained)).allowed(self.prompt(trained, factors))
         if allowed is not None:
-            trained = dataclasses.replace(trained, model=trained.model.allowing(allowed))
+            trained = dataclasses.replace(trained, model=trained.model.with_allowed_tokens(allowed))
         return super().sampled(trained, sampler, factors)
 
     def sampling(self, factors: Factors) -> Sampling:

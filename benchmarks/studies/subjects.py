@@ -128,7 +128,7 @@ class OnLawsAndModels(OnModels):
         """Return the samplers that can sample a model; others are noted."""
         fit = []
         for name in members_of(self.settings.samplers):
-            if reason := sampler_from(name, model).refuses(model):
+            if reason := sampler_from(name, model).unsupported_reason(model):
                 self.notes.append(f"{name} is skipped: {reason}")
             else:
                 fit.append(name)

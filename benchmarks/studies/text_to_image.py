@@ -193,7 +193,7 @@ class TextToImage(OnScenes):
 
 def refused(spec: str, model: Model) -> str:
     """Return why a sampler cannot sample a model, or nothing if it can."""
-    return sampler_from(spec, model).refuses(model)
+    return sampler_from(spec, model).unsupported_reason(model)
 
 
 def ceiling_of(model: Model) -> tuple[str, int]:

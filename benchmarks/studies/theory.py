@@ -7,7 +7,6 @@ from itertools import product
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from benchmarks.studies.base import Study, records
 from benchmarks.studies.models import OnModels
@@ -15,7 +14,7 @@ from benchmarks.theory.laws import EnumerableLaw
 from benchmarks.theory.local_error import local_error
 from benchmarks.theory.path_kl import kl_decomposition, terminal_kl
 from benchmarks.theory.propagator import PROPAGATED, Propagator, slope
-from tauflow.denoise import Evaluation
+from tauflow.denoise import Posterior, Query
 from tauflow.denoise.denoiser import Denoiser, Wrapper
 from tauflow.errors import SettingsError
 from tauflow.evaluation.results import Cell, Factors, Measured, Record, Scale
@@ -130,7 +129,7 @@ class Local(Study):
         for count in self.settings.nfes:
             tau = 0.5 + torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64) / count
             grid = Grid(process.t_from_clock(tau), tau)
-            state = State(x, problem.visit(before, grid.t[0]))
+            state = State(x, problem.evaluate(before, grid.t[0]))
             errors[count] = local_error(problem, str(factors["sampler"]), state, grid, 1).largest
         return Cell(factors, series(factors, "1/h", "largest_error", errors))
 
@@ -214,9 +213,9 @@ class Translated(Wrapper):
         self.trained = trained
         self.other = other
 
-    def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
-        own = self.trained.t_from_kappa(self.other.kappa(t.double())).to(t)
-        return self.denoiser.evaluate(x, own, condition)
+    def posterior(self, query: Query) -> Posterior:
+        own = self.trained.t_from_kappa(self.other.kappa(query.t.double())).to(query.t)
+        return self.denoiser.posterior(query.replace(t=own))
 
 
 def with_schedule(trained: Trained, schedule: Schedule) -> Trained:

@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tauflow.denoise import Model
+from tauflow.denoise import Model, Posterior
 from tauflow.errors import SamplingError
 from tauflow.process import Process
 from tauflow.samplers.grids import Grid
 from tauflow.samplers.leaping import Leaping
 from tauflow.samplers.registry import sampler_from
-from tauflow.samplers.run import checked_condition
-from tauflow.samplers.sampler import Problem, Sampler, State, StepInfo, Visit
+from tauflow.samplers.run import check_condition
+from tauflow.samplers.sampler import Problem, Sampler, State, StepInfo
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Step:
     info: StepInfo
     x: Tensor  # (B, D)
     x_next: Tensor  # (B, D)
-    visit: Visit  # the evaluation at (t_n, x_n)
+    posterior: Posterior  # the evaluation at (t_n, x_n)
     before: "Step | None"
 
     def grid(self, process: Process) -> tuple[Grid, int]:
@@ -41,7 +41,7 @@ class Step:
 
     def state(self) -> State:
         """Return what the sampler had when it began the step."""
-        return State(self.x, self.before.visit if self.before else None)
+        return State(self.x, self.before.posterior if self.before else None)
 
 
 class Diagnostic(ABC):
@@ -62,12 +62,12 @@ class Diagnostic(ABC):
         """Return the numbers (B, len(names)), or None where the step has none."""
 
     def __call__(self, info: StepInfo, state: State) -> None:
-        if state.visit is None:
+        if state.posterior is None:
             raise self.missing()
         first = info.n == 0
         self._batch += first
         before = None if first else self._before
-        step = Step(info, before.x_next if before else state.visit.x, state.x, state.visit, before)
+        step = Step(info, before.x_next if before else state.posterior.x, state.x, state.posterior, before)
         values = self.measure(step)
         if values is not None:
             self._found[self._batch, info.n] = info, values.double().cpu()
@@ -108,13 +108,13 @@ class Reevaluating(Diagnostic):
         super().__init__()
         self.model = model
         self.condition = condition
-        self.problem = Problem.of(model, frozen)
+        self.problem = Problem(model, frozen)
 
     def __call__(self, info: StepInfo, state: State) -> None:
-        t = state.visit.evaluation.t if state.visit else None
+        t = state.posterior.times if state.posterior else None
         if t is not None and (t.double() - info.t).abs().max() > 1e-5:
             raise self.missing()
-        condition = checked_condition(self.condition, len(state.x), self.model)
+        condition = check_condition(self.condition, len(state.x), self.model)
         self.problem = dataclasses.replace(self.problem, condition=condition)
         super().__call__(info, state)
 

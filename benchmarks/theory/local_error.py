@@ -58,7 +58,7 @@ def local_error(
     """Return the error of the cumulative intensity of step n at the frozen state.
 
     Theorems exact_error and cie_error bound it. Lambda-hat is the sampler's own from `state` (x_n and, for
-    n > 0, the visit of step n - 1), clamped as the sampler uses it; Lambda the integral of u_tau(s; x_n) over
+    n > 0, that of step n - 1), clamped as the sampler uses it; Lambda the integral of u_tau(s; x_n) over
     the step by Gauss-Legendre quadrature in tau.
     """
     errors = _local_errors(problem, leaping_from(sampler), state, grid, n, nodes)
@@ -80,7 +80,7 @@ def _local_errors(problem: Problem, sampler: Leaping, state: State, grid: Grid, 
 def rates_at(problem: Problem, x: Tensor, tau: float) -> Tensor:
     """Return u_tau(s; x), float64 (B * D, V)."""
     t = problem.process.t_from_clock(torch.tensor(tau, dtype=torch.float64))
-    return Term(1.0, problem.visit(x, t)).rates(slice(None), problem.process).double()
+    return Term(1.0, problem.evaluate(x, t)).rates(slice(None), problem.process).double()
 
 
 def quadrature(start: float, end: float, nodes: int) -> list[tuple[float, float]]:

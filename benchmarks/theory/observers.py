@@ -18,7 +18,7 @@ from benchmarks.theory.diagnostic import Diagnostic, Reevaluating, Step, leaping
 from tauflow.denoise import Model
 from tauflow.process import Process
 from tauflow.samplers.leaping import Clamp, Term, intensities
-from tauflow.samplers.random import chunks, places_of
+from tauflow.samplers.random import chunks, index_of
 from tauflow.samplers.sampler import Sampler
 
 UNCLAMPED = Clamp(-math.inf, math.inf)
@@ -115,7 +115,11 @@ class Proxies(Reevaluating):
         process = problem.process
         grid, _ = step.grid(process)
         now = problem.movable(x)
-        at_x = [problem.visit(x, before.info.t).kept(), step.visit, problem.visit(x, step.info.t_next)]
+        at_x = [
+            problem.evaluate(x, before.info.t).clone(),
+            step.posterior,
+            problem.evaluate(x, step.info.t_next),
+        ]
         jumps = (x != before.x).sum(1)
         share = jumps / (jumps + EPS_DEN)
         columns = []
@@ -124,7 +128,7 @@ class Proxies(Reevaluating):
             earlier, h = (grid.tau if domain == "tau" else grid.t).diff().tolist()
             weights = [2 / (earlier * (earlier + h)), -2 / (earlier * h), 2 / (h * (earlier + h))]
             bend = [Term(weights[i] * rate[i], at_x[i]) for i in range(3)]
-            shift = [Term(rate[0], at_x[0]), Term(-rate[0], before.visit)]
+            shift = [Term(rate[0], at_x[0]), Term(-rate[0], before.posterior)]
             curv = largest(process, bend, now, x)
             drift = share * largest(process, shift, now, x)
             drift_all = share * largest(process, shift, problem.movable(before.x) & now.any(1, keepdim=True))
@@ -148,7 +152,7 @@ def largest(process: Process, terms: list[Term], coordinates: Tensor, x: Tensor 
     NaN where there is no channel.
     """
     peak = torch.full((coordinates.numel(),), -math.inf, dtype=torch.float64, device=coordinates.device)
-    for index in chunks(places_of(coordinates), process.num_tokens):
+    for index in chunks(index_of(coordinates), process.num_tokens):
         if x is None:
             total = torch.stack([term.rates(index, process) for term in terms]).sum(0)
         else:
@@ -185,7 +189,7 @@ class Positivity(Reevaluating):
         movable = self.problem.movable(x)
         terms = self.sampler.terms(self.problem, step.state(), *step.grid(process))
         negative = torch.zeros(x.numel(), dtype=torch.float64, device=x.device)
-        for index in chunks(places_of(movable), process.num_tokens):
+        for index in chunks(index_of(movable), process.num_tokens):
             total = intensities(process, terms, index, x, UNCLAMPED).total
             negative[index] = (total < 0).sum(1).double()
         entries = torch.full((len(x),), float(x.shape[1] * process.num_tokens), device=x.device)

@@ -16,7 +16,6 @@ from benchmarks.theory.propagator import Propagator
 from tauflow.errors import SamplingError
 from tauflow.process import Mixture, Process
 from tauflow.samplers.leaping import intensities
-from tauflow.samplers.random import draw
 from tauflow.samplers.sampler import Problem, Sampler, State
 
 
@@ -62,7 +61,7 @@ def kl_decomposition(
         )
     if not isinstance(process, Mixture):
         raise SamplingError(f"target paths are known for mixtures, not for {process}; use a Mixture")
-    problem = Problem.of(law.model(process))
+    problem = Problem(law.model(process))
     grid = sampler.plan(process, law.length, nfe)
     generator = torch.Generator().manual_seed(seed)
     target = TargetPaths(problem, process.start((paths, law.length), generator), generator)
@@ -88,7 +87,7 @@ def kl_decomposition(
             freeze += weight * _over_channels((u - still).abs(), now, paths)
             variation += weight * _over_channels((still - mean).abs(), start, paths)
             lipschitz = max(lipschitz, _quotient(u, still, mu, now), _quotient(still, mean, mu, start))
-        state = State(target.until(grid.tau[n + 1].item()), terms[0].visit)
+        state = State(target.until(grid.tau[n + 1].item()), terms[0].posterior)
     return KLTerms(
         path.mean().item(),
         freeze.mean().item(),
@@ -140,7 +139,7 @@ class TargetPaths:
             place = torch.randint(length, late.shape, generator=self.generator)
             place = place + length * torch.arange(len(late))
             evaluation = problem.evaluate(x, problem.process.t_from_clock(self._next[late]))
-            tokens = draw(evaluation, place, problem.process.num_tokens, self.generator)
+            tokens = problem.draw_from(evaluation, place, self.generator)
             moves = problem.movable(x).flatten()[place]
             x.view(-1)[place[moves]] = tokens[moves]
             self.x = self.x.index_copy(0, late, x)

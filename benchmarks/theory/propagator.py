@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.theory.laws import EnumerableLaw
-from tauflow.denoise import Evaluation, LogitsEvaluation
+from tauflow.denoise import LogitsPosterior, Posterior
 from tauflow.process import Process
 from tauflow.samplers.bridge import Bridge, Renoise
 from tauflow.samplers.grids import Grid, GridName, make_grid
 from tauflow.samplers.leaping import GridSampler, Leaping, Rule, Term, intensities
-from tauflow.samplers.sampler import Problem, Sampler, State, Visit
+from tauflow.samplers.sampler import Problem, Sampler, State
 from tauflow.samplers.theta import Theta
 
 PROPAGATED = (Leaping, Theta, Bridge)  # samplers whose law `Propagator` computes, with independent coins
@@ -32,7 +32,7 @@ class Propagator:
         self.law = law
         self.process = process
         self.model = law.model(process)
-        self.problem = Problem.of(self.model)
+        self.problem = Problem(self.model)
         states = itertools.product(range(process.num_states), repeat=law.length)
         self.states = torch.tensor(list(states))  # (M, D)
 
@@ -63,11 +63,11 @@ class Propagator:
         """Return the kernel (N, M) of a bridge, or of one that takes tokens back, with independent coins."""
         if sampler.coins != "independent":
             raise TypeError("there is no propagator for systematic coins: coordinates depend on each other")
-        visit = self.problem.visit(state.x, grid.t[n])
-        rows = sampler.rows(self.problem, state, visit, grid, n, slice(None))
+        posterior = self.problem.evaluate(state.x, grid.t[n])
+        rows = sampler.probs(self.problem, state, posterior, grid, n, slice(None))
         if not isinstance(sampler, Renoise):
             return self.frozen(rows, state.x, grid, n)
-        sigma, chance = sampler.chances(grid, n)
+        sigma, chance = sampler.probabilities(grid, n)
         stay = torch.nn.functional.one_hot(state.x, self.process.num_states).double()
         drawn = self._padded(rows).view(*state.x.shape, -1)
         return self.product(sigma * self.process.start_law() + chance * drawn + (1 - sigma - chance) * stay)
@@ -77,9 +77,9 @@ class Propagator:
         clock, clock_next = grid.tau[n].item(), grid.tau[n + 1].item()
         return self.product(self.process.kernel(rows, x.flatten(), clock, clock_next).view(*x.shape, -1))
 
-    def draw(self, evaluation: Evaluation, x: Tensor) -> Tensor:
+    def draw(self, posterior: Posterior, x: Tensor) -> Tensor:
         """Return the kernel (N, M) of the finishing draw."""
-        return self._replaced(evaluation.dense(), x, self.process.movable(x))
+        return self._replaced(posterior.dense(), x, self.process.movable(x))
 
     def terminal_law(self, sampler: Sampler, nfe: int) -> Tensor:
         """Return the law (M,) of the states after `run`."""
@@ -106,14 +106,14 @@ class Propagator:
             return pair[before, now] @ self._replaced(evaluation.dense()[before], x[now], leftover)
         return pair.sum(0)
 
-    def _step(self, sampler: Sampler, pair: Tensor, last: Evaluation | None, grid: Grid, n: int) -> Tensor:
+    def _step(self, sampler: Sampler, pair: Tensor, last: Posterior | None, grid: Grid, n: int) -> Tensor:
         """Return P(x_n, x_{n+1}) from P(x_{n-1}, x_n) and the evaluation of all states at step n - 1."""
         before, now = pair.nonzero().T
         x, history = self.states, None
         if last is not None:
             index = (before[:, None] * self.law.length + torch.arange(self.law.length)).flatten()
             logits = last.logits(index).unflatten(0, (len(before), -1))
-            history = Visit(LogitsEvaluation(logits), x[before], grid.t[n - 1].item())
+            history = LogitsPosterior(logits).evaluated_at(x[before], grid.t[n - 1].item())
         state = State(x[now], history)
         if isinstance(sampler, Bridge):
             kernel = self.bridge(sampler, state, grid, n)
@@ -146,7 +146,7 @@ class Propagator:
         grid = make_grid(grid_name, nfe - draws, self.process, cutoff, draws=draws)
         x, law = self.states, self.start()
         for n in range(grid.steps):
-            rows = self.problem.evaluate(x, grid.t[n]).rows(slice(None))
+            rows = self.problem.evaluate(x, grid.t[n]).probs(slice(None))
             law = law @ self.frozen(rows, x, grid, n)
         return law @ self.draw(self.problem.evaluate(x, grid.t[-1]), x) if draws else law
 

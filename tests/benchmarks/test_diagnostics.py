@@ -46,10 +46,10 @@ class Recorder:
 def replay(observer, model, times, states):
     """Shows an observer hand-made states x_0, x_1, ... at the times t_0, t_1, ..., the last one reached and
     not evaluated."""
-    problem = Problem.of(model)
+    problem = Problem(model)
     for n in range(len(states) - 1):
-        visit = problem.visit(states[n], times[n])
-        observer(StepInfo(n, times[n], times[n + 1], 0.0), State(states[n + 1], visit))
+        posterior = problem.evaluate(states[n], times[n])
+        observer(StepInfo(n, times[n], times[n + 1], 0.0), State(states[n + 1], posterior))
 
 
 # Proxies
@@ -184,7 +184,7 @@ def test_positivity_is_that_of_a_dense_computation(kind, name):
         batch += before.n == 0
         if info.n == 0:
             continue
-        x_old, x = old.visit.x, new.visit.x
+        x_old, x = old.posterior.x, new.posterior.x
         h, h_old = info.t_next - info.t, info.t - before.t
         lam, lam_old = (1, 1) if name != "cie" else (1 / (1 - info.t), 1 / (1 - before.t))
         if name != "cie":
@@ -231,13 +231,13 @@ def test_order_of_the_local_error(name, x_old, order):
     """Theorem exact_error: O(h^3) if the history is that of the frozen state; Theorem cie_error: O(h d_H) if
     it is not. One-term rules have O(h^2). The leading term is off by O(h) relative, at most 0.15 in the slope
     over these steps."""
-    problem = Problem.of(exact(SMALL, "uniform"))
+    problem = Problem(exact(SMALL, "uniform"))
     x, x_old = torch.tensor([[0, 1, 0]]), torch.tensor([x_old])
     errors, steps = [], [0.08, 0.04, 0.02, 0.01]
     for h in steps:
         tau = torch.tensor([0.5 - h, 0.5, 0.5 + h], dtype=torch.float64)
         grid = Grid(problem.process.t_from_clock(tau), tau)
-        errors.append(local_error(problem, name, State(x, problem.visit(x_old, grid.t[0])), grid, 1))
+        errors.append(local_error(problem, name, State(x, problem.evaluate(x_old, grid.t[0])), grid, 1))
     for field in ("largest", "total"):
         values = [getattr(error, field) for error in errors]
         assert slope(values, [1 / h for h in steps]) == pytest.approx(order, abs=0.15)
@@ -253,13 +253,13 @@ def test_local_errors_along_a_run(kind):
     recorder = Recorder(errors)
     tauflow.sample(model, sampler, 6, count=32, observer=recorder)
     grid = sampler.plan(model.process, 3, 6)
-    problem = Problem.of(model)
-    state = State(recorder.seen[0][1].visit.x)
+    problem = Problem(model)
+    state = State(recorder.seen[0][1].posterior.x)
     for row, (info, after) in zip(errors.records(), recorder.seen, strict=True):
         expected = local_error(problem, sampler, state, grid, info.n)
         assert row["largest"] == pytest.approx(expected.largest, rel=1e-6)
         assert row["total"] == pytest.approx(expected.total, rel=1e-6)
-        moved = (state.x != state.visit.x).sum(1).double() if info.n else torch.zeros(32)
+        moved = (state.x != state.posterior.x).sum(1).double() if info.n else torch.zeros(32)
         assert row["hamming"] == pytest.approx(moved.mean().item())
         state = after
 

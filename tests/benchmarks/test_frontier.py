@@ -243,8 +243,8 @@ def test_samplers_get_what_they_ask_for():
     plain = with_learned(trained, ["euler", "spaced"], 2).model
     assert (plain.order, plain.influence, plain.counts) == (None, None, ())
     learned = with_learned(trained, ["every"], 2).model
-    assert not sampler_from("learned_order").refuses(learned)
-    assert not sampler_from("independent").refuses(learned)
+    assert not sampler_from("learned_order").unsupported_reason(learned)
+    assert not sampler_from("independent").unsupported_reason(learned)
     assert {each.order for each in learned.counts} == {"spaced", "random", "learned"}
     auto = with_learned(trained, ["euler", "auto"], 2).model
     assert {each.order for each in auto.counts} == {"spaced", "random", "learned"}, "to choose from"

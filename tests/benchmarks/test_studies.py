@@ -303,9 +303,9 @@ def test_a_translated_model_sees_its_own_times(checkpoint):
     seen = []
 
     class Spy(Wrapper):
-        def evaluate(self, x, t, condition=None):
-            seen.append(t)
-            return self.denoiser.evaluate(x, t, condition)
+        def posterior(self, query):
+            seen.append(query.t)
+            return self.denoiser.posterior(query)
 
     model = dataclasses.replace(trained.model, denoiser=Spy(trained.model.denoiser))
     spied = with_schedule(dataclasses.replace(trained, model=model), schedule_from("linear"))

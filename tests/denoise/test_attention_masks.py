@@ -73,7 +73,7 @@ def test_a_sequence_has_the_logits_that_it_has_alone(build, left):
     model = Model(build().eval().requires_grad_(False), mixture("masked", V), (D,))
     read = READ.flip(1) if left else READ
     x, t = torch.randint(V + 1, (B, D)), torch.rand(B)
-    together = model.attending(read if left else LENGTHS).denoiser.evaluate(x, t).dense()
+    together = model.with_attention_mask(read if left else LENGTHS).denoiser.evaluate(x, t).dense()
     for number in range(B):
         own = read[number]
         alone = model.denoiser.evaluate(x[number : number + 1, own], t[number : number + 1]).dense()[0]
@@ -94,7 +94,7 @@ def test_samples_of_a_ragged_batch(name, kind):
     """Padding is neither moved nor read, prompts of each sample stay, and parts of a batch are the same."""
     known = torch.arange(D) < torch.tensor([2, 1, 4, 0, 9])[:, None]
     request = {"count": B, "condition": LABELS, "prompt": (torch.arange(D).expand(B, D) % V, known)}
-    model = exact(kind).guided(2.0).attending(LENGTHS)
+    model = exact(kind).guided(2.0).with_attention_mask(LENGTHS)
     whole = tauflow.sample(model, name, NFE, **request)
     assert (whole.tokens[~READ & ~known] == 0).all()
     assert (whole.tokens < V).all()
@@ -105,7 +105,7 @@ def test_samples_of_a_ragged_batch(name, kind):
 
 
 def test_what_stands_in_the_padding_changes_nothing():
-    model = exact("uniform").attending(LENGTHS)
+    model = exact("uniform").with_attention_mask(LENGTHS)
     drawn = []
     for filling in (0, 3):
         prompt = (torch.full((B, D), filling), ~READ)
@@ -123,20 +123,20 @@ def test_the_likelihood_of_ragged_data(spec, nfe):
         return Model(Exact(), mixture("masked", V), (length,), torch.arange(length))
 
     data = torch.randint(V, (B, D), generator=torch.Generator().manual_seed(1))
-    nats = tauflow.nll(model(D).attending(LENGTHS), spec, nfe, data, condition=LABELS)
+    nats = tauflow.nll(model(D).with_attention_mask(LENGTHS), spec, nfe, data, condition=LABELS)
     for row, length in enumerate(LENGTHS.tolist()):
         own = slice(row, row + 1)
         alone = tauflow.nll(model(length), spec, nfe, data[own, :length], condition=LABELS[own])
         assert nats[row] == alone[0]
     first = torch.arange(D) < 1
-    given = tauflow.nll(model(D).attending(LENGTHS), spec, nfe, data, condition=LABELS, known=first)
+    given = tauflow.nll(model(D).with_attention_mask(LENGTHS), spec, nfe, data, condition=LABELS, known=first)
     assert given[3] == 0 < given[1]
 
 
 def test_all_coordinates_read_change_no_sample():
     model = exact("uniform")
     options = {"count": B, "condition": LABELS}
-    every = model.attending(torch.full((B,), D))
+    every = model.with_attention_mask(torch.full((B,), D))
     found = [tauflow.sample(each, "tr_cie", NFE, **options).tokens for each in (model, every)]
     assert torch.equal(*found)
 
@@ -145,16 +145,16 @@ def test_what_cannot_be_attended_to_is_refused():
     model = exact()
     for bad in (torch.tensor([0, 3]), torch.tensor([11]), torch.ones(2, 9, dtype=torch.bool)):
         with pytest.raises(SamplingError, match=r"lengths \(B,\) from 1 to 10"):
-            model.attending(bad)
+            model.with_attention_mask(bad)
     with pytest.raises(SamplingError, match=r"lengths \(B,\) from 1 to 10"):
-        model.attending(torch.zeros(2, D, dtype=torch.bool))
+        model.with_attention_mask(torch.zeros(2, D, dtype=torch.bool))
     with pytest.raises(SamplingError, match="reads every coordinate"):
-        Model(lambda x, t: torch.zeros(*x.shape, V), mixture("masked", V), (D,)).attending(LENGTHS)
+        Model(lambda x, t: torch.zeros(*x.shape, V), mixture("masked", V), (D,)).with_attention_mask(LENGTHS)
     with pytest.raises(SamplingError, match="give count=5"):
-        tauflow.sample(model.attending(LENGTHS), nfe=NFE, count=4)
+        tauflow.sample(model.with_attention_mask(LENGTHS), nfe=NFE, count=4)
     with pytest.raises(SamplingError, match="guide first"):
-        model.attending(LENGTHS).guided(2.0, model)
+        model.with_attention_mask(LENGTHS).guided(2.0, model)
     with pytest.raises(SamplingError, match="read different coordinates; guide first"):
-        model.attending(LENGTHS).guided(2.0, model.attending(LENGTHS.flip(0).roll(1)))
-    same = model.attending(LENGTHS).guided(2.0, model.attending(LENGTHS))
+        model.with_attention_mask(LENGTHS).guided(2.0, model.with_attention_mask(LENGTHS.flip(0).roll(1)))
+    same = model.with_attention_mask(LENGTHS).guided(2.0, model.with_attention_mask(LENGTHS))
     assert torch.equal(same.denoiser.attention, READ)

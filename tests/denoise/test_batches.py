@@ -68,7 +68,7 @@ CASES = [
 def memory(request, monkeypatch):
     """Whether the parts of an evaluation fit into the memory that is meant for them."""
     if request.param != "kept":
-        monkeypatch.setattr("tauflow.denoise.denoiser.HELD", 0)
+        monkeypatch.setattr("tauflow.denoise.denoiser.MAX_BYTES", 0)
     return request.param
 
 
@@ -126,7 +126,7 @@ def test_observers_and_progress(memory, capsys):
         def observer(info, state, events=events, positivity=positivity, rows=rows):
             events(info, state)
             positivity(info, state)
-            rows.append(state.visit.evaluation.dense())
+            rows.append(state.posterior.dense())
 
         tauflow.sample(
             model,
@@ -145,15 +145,15 @@ def test_observers_and_progress(memory, capsys):
 
 def test_places_in_any_order(memory):
     """An evaluation in parts is read as any other: single places, repeated, backwards, none at all."""
-    from tauflow.denoise import BatchedDenoiser
+    from tauflow.denoise import Evaluator, Query
 
     model, _ = model_of("masked")
     x, t = torch.randint(V, (B, D), generator=torch.Generator().manual_seed(0)), torch.rand(B)
     plain = model.denoiser.evaluate(x, t, LABELS)
-    parts = BatchedDenoiser(model.denoiser, 2).evaluate(x, t, LABELS)
+    parts = Evaluator(model.denoiser, 2)(Query(x, t, LABELS))
     backwards = torch.arange(B * D).flip(0)
     for index in (backwards, torch.tensor([69, 0, 0, 33]), torch.tensor([5]), backwards[:0], slice(3, 50)):
-        assert torch.equal(plain.rows(index), parts.rows(index))
+        assert torch.equal(plain.probs(index), parts.probs(index))
     assert torch.equal(plain.dense(), parts.dense())
 
 
@@ -176,7 +176,7 @@ import resource, sys
 import torch, tauflow
 import tauflow.denoise.denoiser
 
-tauflow.denoise.denoiser.HELD = 2**25
+tauflow.denoise.denoiser.MAX_BYTES = 2**25
 
 def logits(x, t):
     return torch.zeros(*x.shape, 4096)

@@ -20,7 +20,7 @@ from tauflow.denoise import CallableDenoiser, SplitDenoiser
 from tauflow.errors import BadLogits, SamplingError
 from tauflow.samplers import SAMPLERS, Sampler, State, StepInfo
 from tauflow.samplers.grids import Grid, make_grid
-from tauflow.samplers.random import categorical
+from tauflow.samplers.random import sample_categorical
 
 V, B, D = 5, 3, 12
 NFE = 7
@@ -81,7 +81,7 @@ def models(kind: str, fault: str, split: bool) -> tuple[Model, Model]:
 
 
 def supported(name: str, kind: str) -> bool:
-    return not SAMPLERS[name]().refuses(models(kind, "reuses", True)[0])
+    return not SAMPLERS[name]().unsupported_reason(models(kind, "reuses", True)[0])
 
 
 CASES = [(name, kind) for name in SAMPLERS for kind in ("masked", "uniform") if supported(name, kind)]
@@ -133,7 +133,7 @@ def test_an_observer_that_evaluates_disturbs_nothing(name, kind, split):
 
     def observer(info, state):
         faulty.denoiser.evaluate(torch.zeros(B, D, dtype=torch.long), torch.zeros(B), LABELS)
-        seen.append(state.visit.evaluation.dense())
+        seen.append(state.posterior.dense())
 
     wanted = tauflow.sample(clean, spec, NFE, count=B, condition=LABELS)
     rows: list[Tensor] = []
@@ -143,7 +143,7 @@ def test_an_observer_that_evaluates_disturbs_nothing(name, kind, split):
         NFE,
         count=B,
         condition=LABELS,
-        observer=lambda _, state: rows.append(state.visit.evaluation.dense()),
+        observer=lambda _, state: rows.append(state.posterior.dense()),
     )
     found = tauflow.sample(faulty, spec, NFE, count=B, condition=LABELS, observer=observer)
     assert torch.equal(wanted.tokens, found.tokens)
@@ -181,9 +181,9 @@ def test_all_rows_again_after_a_head_that_writes():
     assert torch.equal(first, again)
     assert torch.equal(first, clean.denoiser.evaluate(x, t, LABELS).dense())
     places = torch.tensor([1, 4, 20])
-    few = faulty.denoiser.evaluate(x, t, LABELS).kept(places)
-    assert torch.equal(few.rows(places), first.flatten(0, 1)[places])
-    assert torch.equal(few.rows(places), first.flatten(0, 1)[places])
+    few = faulty.denoiser.evaluate(x, t, LABELS).clone(places)
+    assert torch.equal(few.probs(places), first.flatten(0, 1)[places])
+    assert torch.equal(few.probs(places), first.flatten(0, 1)[places])
 
 
 @pytest.mark.parametrize("split", [True, False], ids=["split", "callable"])
@@ -259,12 +259,12 @@ def test_rows_that_were_not_kept_cannot_be_read():
     x = torch.arange(B * D).view(B, D) % V
     evaluation, whole = (model.denoiser.evaluate(x, torch.zeros(B), LABELS) for _ in range(2))
     places = torch.tensor([2, 5, 30])
-    evaluation = evaluation.kept(places)
+    evaluation = evaluation.clone(places)
     for index in (places, places[1:], places[:0], places.flip(0)):
-        assert torch.equal(evaluation.rows(index), whole.rows(index))
+        assert torch.equal(evaluation.probs(index), whole.probs(index))
     for index in (torch.tensor([3]), torch.tensor([2, 35]), slice(None)):
         with pytest.raises(IndexError, match="only the rows that were kept can be read"):
-            evaluation.rows(index)
+            evaluation.probs(index)
 
 
 class Own(Sampler[Grid, State]):
@@ -277,10 +277,10 @@ class Own(Sampler[Grid, State]):
         return State(x_0)
 
     def step(self, problem, state, plan, n, generator):
-        visit = problem.visit(state.x, plan.t[n])
-        rows = (state.visit or visit).evaluation.dense().flatten(0, 1)
-        x = categorical(rows, generator).view_as(state.x)
-        return State(x, visit), StepInfo(n, plan.t[n].item(), plan.t[n + 1].item(), 1.0)
+        posterior = problem.evaluate(state.x, plan.t[n])
+        rows = (state.posterior or posterior).dense().flatten(0, 1)
+        x = sample_categorical(rows, generator).view_as(state.x)
+        return State(x, posterior), StepInfo(n, plan.t[n].item(), plan.t[n + 1].item(), 1.0)
 
     def __str__(self):
         return "own"

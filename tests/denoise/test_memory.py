@@ -15,7 +15,7 @@ from torch import Tensor
 
 import tauflow
 from tauflow import Model
-from tauflow.denoise import RememberingDenoiser, SplitDenoiser, TimedDenoiser
+from tauflow.denoise import Evaluator, Query, SplitDenoiser, TimedDenoiser
 
 V, B, D, NFE = 6, 7, 10, 6
 LABELS = torch.arange(B)[:, None] % 3
@@ -144,7 +144,7 @@ def test_guidance_by_a_network_without_memory():
 def parts(request, monkeypatch):
     """Whether the parts of an evaluation fit into the memory that is meant for them."""
     if request.param != "kept":
-        monkeypatch.setattr("tauflow.denoise.denoiser.HELD", 0)
+        monkeypatch.setattr("tauflow.denoise.denoiser.MAX_BYTES", 0)
     return request.param
 
 
@@ -195,15 +195,15 @@ def test_an_evaluation_that_fails_can_be_made_again():
             return super().hidden(x, t, condition, memory)
 
     network = Failing()
-    denoiser = RememberingDenoiser(SplitDenoiser(network, V))
+    evaluate = Evaluator(SplitDenoiser(network, V))
     x = torch.randint(V, (B, D), generator=torch.Generator().manual_seed(0))
     for number, fails in enumerate((False, True, False, True)):
         network.fails = fails
         t = torch.full((B,), number / 8)
         if fails:
             with pytest.raises(MemoryError):
-                denoiser.evaluate(x, t, LABELS)
-        denoiser.evaluate(x, t, LABELS)
+                evaluate(Query(x, t, LABELS))
+        evaluate(Query(x, t, LABELS))
     assert len(network.calls) == 4
     assert chained(network.calls)
 
@@ -226,7 +226,11 @@ def test_a_callable_remembers_its_logits():
 def test_allowed_tokens_and_other_times_hand_the_memory_on():
     model, network = model_of("masked")
     timed = TimedDenoiser(model.denoiser)
-    changed = dataclasses.replace(model, denoiser=timed).under("cubic").allowing(torch.arange(V) < 4)
+    changed = (
+        dataclasses.replace(model, denoiser=timed)
+        .with_schedule("cubic")
+        .with_allowed_tokens(torch.arange(V) < 4)
+    )
     assert int(sampled(changed, "tr_cie").tokens.max()) < 4
     assert chained(network.calls)
     assert timed.seconds > 0

@@ -12,7 +12,7 @@ from helpers import Small, equal_counts, mixture, near
 import tauflow
 from benchmarks.theory.laws import EnumerableLaw
 from tauflow import Masked, Mixture, Model, Uniform
-from tauflow.denoise import CountingDenoiser
+from tauflow.denoise import TimedDenoiser
 from tauflow.errors import SamplingError
 from tauflow.samplers import SAMPLERS
 
@@ -216,7 +216,7 @@ def test_every_sampler_hands_the_condition_to_every_evaluation(name):
 def test_forwards_of_guidance_within_guidance_add_up():
     model = Model(Labelled(), PROCESS, (D,)).guided(2.0).guided(3.0, dropped)
     assert model.denoiser.forwards == 3
-    counter = CountingDenoiser(model.denoiser)
+    counter = TimedDenoiser(model.denoiser)
     assert (counter.forwards, counter.conditions, counter.num_tokens) == (3, (3, 2), V)
 
 
@@ -228,7 +228,7 @@ def test_a_model_under_another_schedule_is_the_exact_one_of_that_schedule(kind):
     t = torch.tensor([0.1, 0.5, 0.9, 0.97])
     x = cubic.start((4, 3), torch.Generator().manual_seed(0))
     x[:, 0] = torch.tensor([0, 1, 2, 0])
-    moved = law.model(linear).under("cubic")
+    moved = law.model(linear).with_schedule("cubic")
     assert moved.process == cubic
     found, expected = (model.denoiser.evaluate(x, t).dense() for model in (moved, law.model(cubic)))
     assert torch.allclose(found, expected, atol=1e-5)

@@ -10,7 +10,7 @@ import tauflow.cli.sample
 from benchmarks.theory.laws import EnumerableLaw
 from benchmarks.theory.propagator import Propagator
 from tauflow import Model
-from tauflow.denoise.denoiser import TemperedDenoiser
+from tauflow.denoise.processors import tempered
 from tauflow.errors import SamplingError
 from tauflow.evaluation.results import Results
 from tauflow.samplers import sampler_from
@@ -49,7 +49,7 @@ def test_samples_hold_allowed_tokens_at_the_same_cost(name, kind):
     sampler = sampler_from(name, free)
     may = some()
     for nfe in (4, 9):
-        found = tauflow.sample(free.allowing(may), sampler, nfe, count=B)
+        found = tauflow.sample(free.with_allowed_tokens(may), sampler, nfe, count=B)
         assert found.nfe == tauflow.sample(free, sampler, nfe, count=B).nfe
         assert may[torch.arange(D), found.tokens].all()
 
@@ -57,7 +57,9 @@ def test_samples_hold_allowed_tokens_at_the_same_cost(name, kind):
 def test_all_tokens_allowed_change_no_sample():
     free = model(PROCESSES[1])
     for each in (torch.ones(D, V, dtype=torch.bool), torch.ones(V, dtype=torch.bool)):
-        samples = [tauflow.sample(one, "tr_cie", 6, count=B).tokens for one in (free, free.allowing(each))]
+        samples = [
+            tauflow.sample(one, "tr_cie", 6, count=B).tokens for one in (free, free.with_allowed_tokens(each))
+        ]
         assert torch.equal(*samples)
 
 
@@ -70,7 +72,7 @@ def test_the_law_of_samples_is_conditioned_factor_by_factor(kind):
     law = EnumerableLaw((factors[0, :, None] * factors[1]).flatten() / factors.sum(1).prod(), 3, 2)
     may = torch.tensor([[True, True, False], [False, True, True]])
     count = 20_000
-    found = tauflow.sample(law.model(process).allowing(may), "tweedie", 8, count=count).tokens
+    found = tauflow.sample(law.model(process).with_allowed_tokens(may), "tweedie", 8, count=count).tokens
     kept = factors * may
     exact = (kept[0, :, None] * kept[1]).flatten() / kept.sum(1).prod()
     assert distance(empirical(found, 3), exact) < allowed(4, count)
@@ -87,20 +89,32 @@ def test_every_kind_of_evaluation_agrees():
         other.denoiser.network.output.neg_()
     whole = free.denoiser.evaluate(x, t).dense() * may
     whole = whole / whole.sum(-1, keepdim=True)
-    evaluation = free.allowing(may).denoiser.evaluate(x, t)
+    evaluation = free.with_allowed_tokens(may).denoiser.evaluate(x, t)
     places = torch.tensor([0, 3, D + 4, 2 * D + 11])
-    for each in (evaluation.rows(places), evaluation.kept(places).rows(places), evaluation.rows(slice(None))):
+    for each in (
+        evaluation.probs(places),
+        evaluation.clone(places).probs(places),
+        evaluation.probs(slice(None)),
+    ):
         expected = whole.flatten(0, 1)[places if len(each) == len(places) else slice(None)]
         assert torch.allclose(each, expected, atol=1e-6)
-    guided = free.guided(2.5, other).tempered(0.7).allowing(may).denoiser.evaluate(x, t).dense()
-    below = free.allowing(may).guided(2.5, other.allowing(may)).tempered(0.7).denoiser.evaluate(x, t).dense()
+    guided = free.guided(2.5, other).tempered(0.7).with_allowed_tokens(may).denoiser.evaluate(x, t).dense()
+    below = (
+        free.with_allowed_tokens(may)
+        .guided(2.5, other.with_allowed_tokens(may))
+        .tempered(0.7)
+        .denoiser.evaluate(x, t)
+        .dense()
+    )
     assert torch.allclose(guided, below, atol=1e-6)
     assert torch.equal(guided > 0, may.expand_as(guided))
 
 
 def test_a_batch_in_parts_is_the_same():
     found = [
-        tauflow.sample(model(PROCESSES[1]).allowing(some()), "bridge", 6, count=8, batch_size=size).tokens
+        tauflow.sample(
+            model(PROCESSES[1]).with_allowed_tokens(some()), "bridge", 6, count=8, batch_size=size
+        ).tokens
         for size in (None, 3)
     ]
     assert torch.equal(*found)
@@ -112,14 +126,14 @@ def test_samples_may_be_allowed_different_tokens(batch_size):
     free = model(PROCESSES[1])
     may = torch.stack([some(seed) for seed in range(B)])
     sets, numbers = may.flatten(0, 1).unique(dim=0, return_inverse=True)
-    kinds = free.allowing(may), free.allowing(numbers.view(B, D), sets=sets)
+    kinds = free.with_allowed_tokens(may), free.with_allowed_tokens(numbers.view(B, D), sets=sets)
     found = [tauflow.sample(each, "bridge", 6, count=B, batch_size=batch_size).tokens for each in kinds]
     assert torch.equal(*found)
     assert may.gather(2, found[0][..., None]).all()
     x, t = PROCESSES[1].start((B, D)), torch.full((B,), 0.3)
     together = kinds[1].denoiser.evaluate(x, t).dense()
     for number in range(B):
-        alone = free.allowing(may[number]).denoiser.evaluate(x, t).dense()
+        alone = free.with_allowed_tokens(may[number]).denoiser.evaluate(x, t).dense()
         assert torch.equal(together[number], alone[number])
 
 
@@ -129,31 +143,31 @@ def test_sets_of_coordinates_are_rows_of_all():
     numbers = torch.arange(D) % 2
     found = [
         tauflow.sample(each, "spaced", 6, count=B).tokens
-        for each in (free.allowing(numbers, sets=sets), free.allowing(sets[numbers]))
+        for each in (free.with_allowed_tokens(numbers, sets=sets), free.with_allowed_tokens(sets[numbers]))
     ]
     assert torch.equal(*found)
     for bad in (numbers + 1, numbers[1:], numbers.float(), may):
         with pytest.raises(SamplingError, match=r"their numbers 0 to 1, \(12,\) or \(B, 12\)"):
-            free.allowing(bad, sets=sets)
+            free.with_allowed_tokens(bad, sets=sets)
     with pytest.raises(SamplingError, match=r"sets must be a boolean tensor \(K, 5\)"):
-        free.allowing(numbers, sets=sets[:, 1:])
+        free.with_allowed_tokens(numbers, sets=sets[:, 1:])
     none = may.expand(B, D, V).clone()
     none[2, 7] = False
     with pytest.raises(SamplingError, match="coordinate 7 of sample 2 is allowed no token"):
-        free.allowing(none)
+        free.with_allowed_tokens(none)
     with pytest.raises(SamplingError, match="give count=3"):
-        tauflow.sample(free.allowing(may.expand(B, D, V)), nfe=4, count=2)
+        tauflow.sample(free.with_allowed_tokens(may.expand(B, D, V)), nfe=4, count=2)
 
 
 def test_what_cannot_be_allowed_is_refused():
     free = model(PROCESSES[0])
     for bad in (torch.ones(D, V), torch.ones(V, D, dtype=torch.bool), [True] * V):
         with pytest.raises(SamplingError, match=r"boolean tensor of the shape \(12, 5\) or \(5,\)"):
-            free.allowing(bad)
+            free.with_allowed_tokens(bad)
     none = some()
     none[7] = False
     with pytest.raises(SamplingError, match="coordinate 7 is allowed no token"):
-        free.allowing(none)
+        free.with_allowed_tokens(none)
 
 
 NOISE = ["uniform", "marginal"]
@@ -171,14 +185,14 @@ def final_law(law, kind, temper, nfe=32):
     """The law that `tweedie` reaches with a tempered model."""
     propagator = Propagator(law, mixture(kind, law.num_tokens))
     propagator.model = temper(propagator.model)
-    propagator.problem = Problem.of(propagator.model)
+    propagator.problem = Problem(propagator.model)
     found = propagator.tweedie_law("t", nfe)
     return found[(propagator.states < law.num_tokens).all(1)]
 
 
 def plainly(model):
     """Divide the logits of the posterior itself."""
-    return Model(TemperedDenoiser(model.denoiser, COLD), model.process, model.shape)
+    return Model(tempered(model.denoiser, COLD, mixture("masked", 2)), model.process, model.shape)
 
 
 def properly(model):
@@ -207,8 +221,8 @@ def test_what_the_others_say_is_tempered(kind):
     found = law.model(process).tempered(COLD).denoiser.evaluate(x, t)
     torch.testing.assert_close(found.dense(), expected / expected.sum(-1, keepdim=True))
     some = torch.tensor([1, 4, 16])
-    torch.testing.assert_close(found.rows(some), found.dense().flatten(0, 1)[some])
-    torch.testing.assert_close(found.kept(some).rows(some), found.dense().flatten(0, 1)[some])
+    torch.testing.assert_close(found.probs(some), found.dense().flatten(0, 1)[some])
+    torch.testing.assert_close(found.clone(some).probs(some), found.dense().flatten(0, 1)[some])
 
 
 @pytest.mark.parametrize("kind", NOISE)
@@ -259,14 +273,14 @@ def test_rows_are_cut_to_their_likeliest_tokens():
     for options, expected in cut:
         found = model.truncated(**options).denoiser.evaluate(x, t)
         assert torch.allclose(found.dense()[0], torch.tensor(expected), atol=1e-6), options
-        assert torch.allclose(found.kept(second).rows(second)[0], torch.tensor(expected)[1]), options
+        assert torch.allclose(found.clone(second).probs(second)[0], torch.tensor(expected)[1]), options
 
 
 def test_a_split_network_is_cut_row_by_row():
     process = mixture("masked", 6)
     model, x = Model(Small(7, 6), process, (5,)), torch.full((2, 5), 6)
-    plain = model.tempered(0.7).denoiser.evaluate(x, torch.zeros(2)).rows(torch.tensor([3, 8]))
-    found = model.tempered(0.7).truncated(2).denoiser.evaluate(x, torch.zeros(2)).rows(torch.tensor([3, 8]))
+    plain = model.tempered(0.7).denoiser.evaluate(x, torch.zeros(2)).probs(torch.tensor([3, 8]))
+    found = model.tempered(0.7).truncated(2).denoiser.evaluate(x, torch.zeros(2)).probs(torch.tensor([3, 8]))
     best = plain.topk(2)
     assert torch.allclose(found.gather(1, best.indices), best.values / best.values.sum(1, keepdim=True))
     assert ((found > 0).sum(1) == 2).all()

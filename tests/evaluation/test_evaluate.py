@@ -13,7 +13,7 @@ from conftest import ENV
 
 import tauflow
 from tauflow import Masked, Mixture, Model, Trained, Uniform, files
-from tauflow.denoise.denoiser import LogitsEvaluation
+from tauflow.denoise import LogitsPosterior
 from tauflow.errors import FolderInUse, SamplingError, SettingsError, TauflowError, WriteError
 from tauflow.evaluation.evaluate import GridOptions, SamplerGrid, Sampling
 from tauflow.evaluation.figures import save_report
@@ -47,7 +47,7 @@ class Exact(tauflow.Denoiser):
         time.sleep(self.seconds)
         if self.calls > self.fail_after:
             raise RuntimeError("the network is broken")
-        return LogitsEvaluation(posterior(x, t, self.process, leak=1e-3).log())
+        return LogitsPosterior(posterior(x, t, self.process, leak=1e-3).log())
 
 
 def exact(source=None, **options) -> Trained:
@@ -69,7 +69,7 @@ class Labelled(tauflow.Denoiser):
             expected = neighbour + sign * step
             sure = (neighbour < VALUES) & (expected >= 0) & (expected < VALUES) & (step > 0)
             logits.scatter_add_(2, expected.clamp(0, VALUES - 1)[..., None], 2.0 * sure[..., None])
-        return LogitsEvaluation(logits)
+        return LogitsPosterior(logits)
 
 
 def labelled() -> Trained:

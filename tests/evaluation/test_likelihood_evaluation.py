@@ -17,7 +17,7 @@ from tauflow.evaluation.results import REAL, Cell, Measured, Record, Results, Sc
 from tauflow.evaluation.tables import Frame, number_text, print_results, to_csv, to_markdown
 from tauflow.evaluation.tensorboard import write_grid
 from tauflow.numerics import generator_for
-from tauflow.samplers.random import categorical
+from tauflow.samplers.random import sample_categorical
 from tauflow.samplers.tweedie import Tweedie
 
 
@@ -121,8 +121,8 @@ class Own(Tweedie):
 
     def step(self, problem, state, plan, n, generator):
         state, info = super().step(problem, state, plan, n, generator)
-        drawn = categorical(torch.ones(state.x.numel(), VALUES), generator).view_as(state.x)
-        return type(state)(torch.where(state.x < VALUES, drawn, state.x), state.visit), info
+        drawn = sample_categorical(torch.ones(state.x.numel(), VALUES), generator).view_as(state.x)
+        return type(state)(torch.where(state.x < VALUES, drawn, state.x), state.posterior), info
 
 
 class Without(tauflow.Countdown):

@@ -125,8 +125,7 @@ def test_denoiser_reads_rows_lazily():
     assert dense.shape == (3, 10, 6)  # no column for the mask, so no mass on it
     torch.testing.assert_close(dense.sum(-1), torch.ones(3, 10))
     rows = torch.tensor([3, 17])
-    torch.testing.assert_close(evaluation.rows(rows), dense.flatten(0, 1)[rows])
-    torch.testing.assert_close(evaluation.at(rows, torch.tensor([1, 5])), dense.flatten(0, 1)[rows, [1, 5]])
+    torch.testing.assert_close(evaluation.probs(rows), dense.flatten(0, 1)[rows])
     assert not dense.requires_grad
 
 

@@ -451,7 +451,7 @@ def test_a_network_is_told_the_time_of_its_own_schedule():
         told.append(t[0].item())
         return torch.zeros(*x.shape, V)
 
-    model = Model(denoiser, metric(V, top=2), (4,)).under("linear")
+    model = Model(denoiser, metric(V, top=2), (4,)).with_schedule("linear")
     assert model.process == metric(V, "linear", top=2)
     tauflow.sample(model, "tr", 4)
     assert told == pytest.approx([Beta().t_from_odds(t / (1 - t)) for t in (0.0, 0.25, 0.5, 0.75)], abs=1e-6)

@@ -93,7 +93,7 @@ def test_what_is_loaded(saved_gemma, trained):
 CASES = [
     name
     for name in SAMPLERS
-    if not SAMPLERS[name]().refuses(
+    if not SAMPLERS[name]().unsupported_reason(
         Model(lambda x, t: x, tauflow.Mixture(tauflow.Uniform(V), "linear"), (D,))
     )
 ]

@@ -87,7 +87,7 @@ def test_duo_is_told_sigma_no_larger_than_in_its_training(loaded):
 @pytest.mark.parametrize("kind", ["duo", "sedd"])
 def test_under_another_schedule_sigma_is_that_of_kappa(loaded, kind):
     trained, x = loaded[kind], states(kind)
-    other = trained.model.under("quadratic").denoiser.evaluate(x, T.sqrt()).logits(slice(None))
+    other = trained.model.with_schedule("quadratic").denoiser.evaluate(x, T.sqrt()).logits(slice(None))
     torch.testing.assert_close(other.view(*x.shape, -1), logits(trained, x, T), atol=1e-5, rtol=1e-5)
 
 
@@ -133,7 +133,7 @@ def test_exact_scores_give_the_exact_posterior():
 def test_all_samplers_of_the_source_run_and_keep_a_prompt(loaded, kind):
     trained = loaded[kind]
     prompt = trained.task.prompt("c a")
-    names = [name for name in SAMPLERS if not SAMPLERS[name]().refuses(trained.model)]
+    names = [name for name in SAMPLERS if not SAMPLERS[name]().unsupported_reason(trained.model)]
     assert len(names) >= 10
     for name in names:
         tokens = tauflow.sample(trained.model, name, 3, count=2, prompt=prompt).tokens
@@ -146,7 +146,7 @@ def test_all_samplers_of_the_source_run_and_keep_a_prompt(loaded, kind):
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_sequences_of_a_batch_may_differ_in_length(loaded, kind):
     trained, x, lengths = loaded[kind], states(kind), torch.tensor([5, 3, 4])
-    model = trained.model.attending(lengths)
+    model = trained.model.with_attention_mask(lengths)
     found = model.denoiser.evaluate(x, T).logits(slice(None)).view(3, D, V)
     for row, length in enumerate(lengths.tolist()):
         alone = logits(trained, x[row : row + 1, :length], T[row : row + 1])

@@ -19,7 +19,7 @@ from torch import nn
 
 import tauflow
 from benchmarks.geneval import read_folder
-from tauflow.denoise import BatchedDenoiser, CountingDenoiser
+from tauflow.denoise import TimedDenoiser
 from tauflow.errors import CheckpointError, SamplingError, SettingsError, TauflowError
 from tauflow.recipes import RECIPES, convert, pretrained
 from tauflow.recipes.__main__ import main
@@ -172,7 +172,7 @@ def test_the_head_runs_on_the_rows_that_are_read(trained, monkeypatch):
     run = network.generation_head.forward
     monkeypatch.setattr(network.generation_head, "forward", lambda rows: seen.append(len(rows)) or run(rows))
     evaluation = trained.model.denoiser.evaluate(codes(2), torch.zeros(2), None)
-    evaluation.rows(torch.tensor([3, 20]))
+    evaluation.probs(torch.tensor([3, 20]))
     assert seen == [2]
 
 
@@ -253,9 +253,7 @@ def test_the_null_prompt_keeps_the_length(trained):
     assert torch.equal(nothing, logits(trained, codes(2), row.expand(2, -1)))
 
 
-@pytest.mark.parametrize(
-    "wrap", [lambda denoiser: denoiser, CountingDenoiser, lambda d: BatchedDenoiser(d, 1)]
-)
+@pytest.mark.parametrize("wrap", [lambda denoiser: denoiser, TimedDenoiser])
 def test_guidance_is_away_from_the_null_prompt(trained, weights, wrap):
     """FUDOKI's (1 + w) c - w u with w = 5 is the weight 6; an evaluation takes two forwards."""
     x, w = codes(2), 5.0

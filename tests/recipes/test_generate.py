@@ -148,7 +148,7 @@ def test_every_sampler_with_guidance_and_ragged_prompts_in_blocks(kind, others):
     trained, tried = others[kind], 0
     for spec in SAMPLERS:
         sampler = sampler_from(spec, trained.model)
-        if sampler.refuses(trained.model):
+        if sampler.unsupported_reason(trained.model):
             continue
         found = tauflow.generate(trained, ["a", "bcd"], 4, sampler, 4, block=2, guidance=1.5, seed=1)
         assert found.lengths == [4, 4], spec
@@ -165,7 +165,7 @@ def test_a_prompt_among_noise_without_masks_is_hidden_by_not_reading_it(others):
     known = torch.arange(7) < 3
     hidden = unprompted(model, Prompt(x, known))
     alone = model.denoiser.evaluate(x[:, 3:], t).logits(slice(None))
-    ragged = hidden.attending(torch.tensor([[True] * 7, [False] + [True] * 6]))
+    ragged = hidden.with_attention_mask(torch.tensor([[True] * 7, [False] + [True] * 6]))
     for each in (hidden, ragged):
         found = each.denoiser.evaluate(x, t).logits(slice(None)).view(2, 7, -1)[:, 3:]
         torch.testing.assert_close(found.flatten(0, 1), alone, atol=1e-4, rtol=1e-4)
@@ -202,7 +202,7 @@ def test_every_sampler_reveals_a_block_after_the_other(loaded):
     sizes = {"max_new_tokens": N, "nfe": 4, "block": K}
     for spec in SAMPLERS:
         sampler = sampler_from(spec, trained.model)
-        if sampler.refuses(trained.model):
+        if sampler.unsupported_reason(trained.model):
             continue
         steps = []
         found = tauflow.generate(trained, PROMPTS["llada"], sampler=sampler, observer=steps.append, **sizes)

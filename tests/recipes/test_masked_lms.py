@@ -109,7 +109,7 @@ def test_the_head_runs_on_the_rows_that_are_read(loaded, monkeypatch):
     run = head.forward
     monkeypatch.setattr(head, "forward", lambda rows: seen.append(rows.numel() // tiny.WIDTH) or run(rows))
     evaluation = loaded["llada"].model.denoiser.evaluate(states(loaded["llada"]), torch.zeros(2))
-    evaluation.rows(torch.tensor([3, 17]))
+    evaluation.probs(torch.tensor([3, 17]))
     assert seen == [2]
 
 
@@ -132,12 +132,12 @@ def test_every_masked_sampler_keeps_a_prompt(name, loaded):
     if name == "llada":
         model = model.guided(1.5, unprompted(model, prompt))
     lengths = torch.tensor([D, 6])
-    model = model.attending(lengths)
+    model = model.with_attention_mask(lengths)
     read = torch.arange(D) < lengths[:, None]
     tried = 0
     for spec in SAMPLERS:
         sampler = sampler_from(spec, model)
-        if sampler.refuses(model):
+        if sampler.unsupported_reason(model):
             continue
         result = tauflow.sample(model, sampler, 4, count=2, prompt=prompt, seed=1)
         assert result.tokens[read].max() < task.num_tokens, spec

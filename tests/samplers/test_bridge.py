@@ -96,13 +96,13 @@ def test_a_systematic_bridge_moves_each_coordinate_with_its_probability(kind):
     n, process, sampler = 40_000, mixture(kind, 4), Bridge(coins="systematic")
     frozen = torch.zeros(n, 6, dtype=torch.bool)
     frozen[:, 4] = True
-    problem = Problem.of(Model(lambda x, t: rows_of(n, int(t[0] > 0)), process, (6,)), frozen)
+    problem = Problem(Model(lambda x, t: rows_of(n, int(t[0] > 0)), process, (6,)), frozen)
     grid = sampler.plan(process, 6, 5)
     old, x = (torch.tensor(row).expand(n, 6) for row in ([0, 1, 2, 3, 0, 1], [0, 2, 2, 3, 1, 1]))
-    state = State(x, problem.visit(old, 0.0))
+    state = State(x, problem.evaluate(old, 0.0))
     after, _ = sampler.step(problem, state, grid, 1, torch.Generator().manual_seed(2))
     rho = -math.expm1(-grid.dtau(1))
-    q = sampler.rows(problem, state, problem.visit(x, grid.t[1]), grid, 1, torch.arange(6))
+    q = sampler.probs(problem, state, problem.evaluate(x, grid.t[1]), grid, 1, torch.arange(6))
     stay = torch.nn.functional.one_hot(x[0], 4).double()
     expected = (1 - rho) * stay + rho * q
     expected[4] = stay[4]

@@ -84,7 +84,7 @@ class Drawing(Sampler):
     def step(self, problem, state, plan, n, generator):
         numbers = [torch.rand((), generator=generator).item()]
         for _ in range(2):
-            problem.visit(state.x, n / plan.steps)
+            problem.evaluate(state.x, n / plan.steps)
             numbers.append(torch.rand((), generator=generator).item())
         self.numbers.extend(numbers)
         return state, None

@@ -13,10 +13,9 @@ from helpers import draw, mixture
 
 from tauflow import Masked
 from tauflow.denoise import CallableDenoiser
-from tauflow.samplers import Visit
-from tauflow.samplers.geometry import RASTER, farthest_ranks, hilbert, shifted, spaced_ranks, walk_of
+from tauflow.samplers.geometry import RASTER, curve_of, farthest_ranks, hilbert, shifted, spaced_ranks
 from tauflow.samplers.leaping import Rule, Term, leap
-from tauflow.samplers.random import toss
+from tauflow.samplers.random import sample_coins
 
 
 def states_of(sampler, denoiser, source, shape, nfe, **options) -> torch.Tensor:
@@ -93,7 +92,7 @@ def test_systematic_coins_have_exact_marginals_and_lie_apart(chance):
     movable = torch.ones(n, length, dtype=torch.bool)
     movable[: n // 2, 3:6] = False
     chosen = torch.zeros(n * length, dtype=torch.bool)
-    chosen[toss(movable, chance, "systematic", torch.Generator().manual_seed(0), RASTER)] = True
+    chosen[sample_coins(movable, chance, torch.Generator().manual_seed(0), "systematic", RASTER)] = True
     chosen = chosen.view(n, length)
     assert not chosen[~movable].any()
     for rows, free in ((chosen[: n // 2], 9), (chosen[n // 2 :], 12)):
@@ -162,7 +161,9 @@ def test_systematic_coins_on_a_grid_have_exact_marginals_and_lie_apart(channels)
     size = math.prod(shape)
     movable = torch.ones(n, size, dtype=torch.bool)
     chosen = torch.zeros(n * size, dtype=torch.bool)
-    places = toss(movable, chance, "systematic", torch.Generator().manual_seed(0), walk_of(shape, channels))
+    places = sample_coins(
+        movable, chance, torch.Generator().manual_seed(0), "systematic", curve_of(shape, channels)
+    )
     chosen[places] = True
     chosen = chosen.view(n, 8, 8, -1)
     share = torch.full(chosen.shape[1:], chance, dtype=torch.float64)
@@ -187,7 +188,7 @@ def test_a_systematic_leap_moves_each_coordinate_with_its_probability(kind, jump
     movable = torch.ones(n, 6, dtype=torch.bool)
     movable[:, 2] = False
     denoiser = CallableDenoiser(lambda x, t: rows_of(n, 0), 4)
-    term = Term(0.9, Visit(denoiser.evaluate(x, torch.zeros(n)), x, 0.0))
+    term = Term(0.9, denoiser.evaluate(x, torch.zeros(n)).evaluated_at(x, 0.0))
     rule = Rule(jump, coins="systematic")
     jumps = leap(mixture(kind, 4), [term], x, movable, rule, torch.Generator().manual_seed(1))
     rates = 0.9 * rows_of(1, 0)[0].softmax(-1).double()

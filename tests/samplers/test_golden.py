@@ -61,7 +61,7 @@ def draw(sampler: str, source: str, nfe: int, variant: str = "", **options):
 
 def supported(sampler: str, source: str) -> bool:
     model = Model(Arithmetic(), PROCESSES[source], (D,), ORDER, counts=COUNTS, influence=INFLUENCE)
-    return not SAMPLERS[sampler]().refuses(model)
+    return not SAMPLERS[sampler]().unsupported_reason(model)
 
 
 def cases() -> dict[str, dict]:

@@ -295,7 +295,7 @@ def test_without_counts_for_its_order_a_sampler_is_refused(order):
         rf"no learned counts for the order {order}: make them with tauflow.learn_counts\(model, '{order}'\)"
     )
     sampler = tauflow.sampler_from(f"spaced(order={order}, counts=learned)")
-    assert re.search(message, sampler.refuses(model)), "so that a set skips it"
+    assert re.search(message, sampler.unsupported_reason(model)), "so that a set skips it"
     with pytest.raises(SamplingError, match=message):
         tauflow.sample(model, sampler, 4)
 

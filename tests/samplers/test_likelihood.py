@@ -19,7 +19,7 @@ from tauflow import Model
 from tauflow.errors import SamplingError
 from tauflow.samplers import SAMPLERS, sampler_from
 from tauflow.samplers.likelihood import no_likelihood
-from tauflow.samplers.random import categorical
+from tauflow.samplers.random import sample_categorical
 from tauflow.samplers.tweedie import Tweedie
 
 PROCESS = mixture("masked", 3, "quadratic")
@@ -30,7 +30,7 @@ RUNS = 2000
 MASKED = [
     name
     for name in SAMPLERS
-    if not sampler_from(name).refuses(Model(Small(4, 3), PROCESS, (4,), ORDER))
+    if not sampler_from(name).unsupported_reason(Model(Small(4, 3), PROCESS, (4,), ORDER))
     and not sampler_from(name).no_likelihood
 ]
 REFUSED = [name for name in SAMPLERS if sampler_from(name).no_likelihood]
@@ -169,8 +169,8 @@ class Own(Tweedie):
 
     def step(self, problem, state, plan, n, generator):
         state, info = super().step(problem, state, plan, n, generator)
-        drawn = categorical(torch.ones(state.x.numel(), 3), generator).view_as(state.x)
-        return type(state)(torch.where(state.x < 3, drawn, state.x), state.visit), info
+        drawn = sample_categorical(torch.ones(state.x.numel(), 3), generator).view_as(state.x)
+        return type(state)(torch.where(state.x < 3, drawn, state.x), state.posterior), info
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ class Own(Tweedie):
         ("uniform", "tr_cie", LAW.sequences, "needs a masked source, this model has a uniform one"),
         ("masked", "tr_cie(dense=true)", LAW.sequences, "drop dense"),
         ("masked", "tr_cie(finish=none)", LAW.sequences, "use finish=draw or reuse"),
-        ("masked", Own(), LAW.sequences, r"problem\.drawing\.tokens"),
+        ("masked", Own(), LAW.sequences, r"problem\.draw"),
         ("masked", "fhs", LAW.sequences[:, :3], r"must have the shape \(B, 4\)"),
         ("masked", "fhs", LAW.sequences + 1, r"tokens outside 0 \.\. 2"),
         ("masked", "fhs", LAW.sequences.float(), "integer tokens"),

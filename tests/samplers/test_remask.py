@@ -238,8 +238,8 @@ def at_kappa(propagator, kappa):
 def test_redrawing_one_coordinate_keeps_the_law_at_its_noise(kind):
     propagator = Propagator(LAW, mixture(kind, V))
     law, x = at_kappa(propagator, 0.4), propagator.states
-    visit = propagator.problem.visit(x, 0.4)
-    rows = conditional(propagator.problem, visit, torch.arange(x.numel())).view(*x.shape, V)
+    posterior = propagator.problem.evaluate(x, 0.4)
+    rows = conditional(propagator.problem, posterior, torch.arange(x.numel())).view(*x.shape, V)
     for d in range(D):
         joint = torch.stack([law[x.eq(x[n]).sum(1) == D - (x[:, d] != x[n, d]).long()] for n in range(V**D)])
         torch.testing.assert_close(rows[:, d], joint / joint.sum(1, keepdim=True), atol=1e-6, rtol=0)

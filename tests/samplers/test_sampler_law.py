@@ -24,9 +24,9 @@ from benchmarks.theory.laws import EnumerableLaw
 from benchmarks.theory.propagator import PROPAGATED, Propagator
 from tauflow import Model
 from tauflow.denoise import CallableDenoiser
-from tauflow.samplers import SAMPLERS, Visit, sampler_from
+from tauflow.samplers import SAMPLERS, sampler_from
 from tauflow.samplers.leaping import Clamp, LeapingOptions, Rule, Term, intensities, leap
-from tauflow.samplers.random import categorical
+from tauflow.samplers.random import sample_categorical
 from tauflow.tasks.countdown import posterior, violations
 
 V, D = 3, 2
@@ -48,7 +48,7 @@ def test_one_leap_two_ways(kind, ratio, eps_0, jump, h):
 
     def term(coefficient, row, at):
         denoiser = CallableDenoiser(lambda x, t: row.log().expand(n, 1, 4), 4)
-        return Term(coefficient, Visit(denoiser.evaluate(at, torch.zeros(n)), at, 0.0))
+        return Term(coefficient, denoiser.evaluate(at, torch.zeros(n)).evaluated_at(at, 0.0))
 
     terms = [term(h * (1 + ratio / 2), now, state)] + ([term(-h * ratio / 2, before, old)] if ratio else [])
     rates = (1 + ratio / 2) * now
@@ -165,7 +165,7 @@ def test_samplers_converge_on_a_chain(name):
     """64 evaluations: at most 8 % wrong transitions with every sampler, noise makes 82 %."""
     for kind in ("masked", "uniform"):
         model = chain(mixture(kind, 8))
-        if not SAMPLERS[name]().refuses(model):
+        if not SAMPLERS[name]().unsupported_reason(model):
             result = tauflow.sample(model, name, 64, count=64)
             assert violations(result.tokens, 8).double().mean() < 0.08, kind
 
@@ -175,7 +175,9 @@ def test_categorical_finds_tails():
     weights = torch.full((1, 41), 1e-7)
     weights[0, 20] = 1 - 40e-7
     generator = torch.Generator().manual_seed(0)
-    hits = sum((categorical(weights.expand(100_000, 41), generator) != 20).sum().item() for _ in range(40))
+    hits = sum(
+        (sample_categorical(weights.expand(100_000, 41), generator) != 20).sum().item() for _ in range(40)
+    )
     assert 3 <= hits <= 36  # Poisson(16): outside with probability 3e-5
 
 
@@ -184,7 +186,10 @@ def test_intensities_have_no_own_token_and_history_has_none_then(kind):
     n = torch.tensor([[1], [0]])
     old = torch.tensor([[2], [2]])
     evaluation = CallableDenoiser(lambda x, t: torch.zeros(2, 1, 3), 3).evaluate(n, torch.zeros(2))
-    terms = [Term(1.5, Visit(evaluation, n, 0.1)), Term(-0.5, Visit(evaluation, old, 0.0))]
+    terms = [
+        Term(1.5, evaluation.evaluated_at(n, 0.1)),
+        Term(-0.5, evaluation.clone().evaluated_at(old, 0.0)),
+    ]
     total, negative, _ = intensities(mixture(kind, 3), terms, slice(None), n, Clamp())
     torch.testing.assert_close(total, torch.tensor([[1 / 3, 0, 0.5], [0, 1 / 3, 0.5]]))
     assert negative == 2  # the own token before it is set to 0: -1/6 of the history alone

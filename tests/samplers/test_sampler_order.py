@@ -12,7 +12,7 @@ from helpers import distance, metric, mixture
 from benchmarks.theory.laws import EnumerableLaw
 from benchmarks.theory.propagator import Propagator, slope
 from tauflow.denoise import CallableDenoiser, Model
-from tauflow.samplers import SAMPLERS, Problem, State, Visit
+from tauflow.samplers import SAMPLERS, Problem, State
 from tauflow.samplers.grids import Grid
 from tauflow.samplers.leaping import intensities
 
@@ -89,11 +89,11 @@ def test_the_clamp_is_idle_exactly_when_the_posterior_falls_slowly():
     """1.5 p_n - 0.5 p_{n-1} is negative iff p_n / p_{n-1} < 1/3, at r = 1."""
     logits = torch.tensor([[[0.34, 0.5, 0.16]], [[0.32, 0.5, 0.18]]]).log()
     before = torch.tensor([[[1.0, 1e-9, 1e-9]]]).log().expand(2, 1, 3)
-    problem = Problem.of(Model(lambda x, t: logits, mixture("masked", 3), (1,)))
+    problem = Problem(Model(lambda x, t: logits, mixture("masked", 3), (1,)))
     x = torch.full((2, 1), 3)
     times = torch.tensor([0.0, 0.1, 0.2], dtype=torch.float64)
     grid, sampler = Grid(times, times), SAMPLERS["tr_cie"]()
-    history = Visit(CallableDenoiser(lambda x, t: before, 3).evaluate(x, torch.zeros(2)), x, 0.0)
+    history = CallableDenoiser(lambda x, t: before, 3).evaluate(x, torch.zeros(2)).evaluated_at(x, 0.0)
     terms = sampler.terms(problem, State(x, history), grid, 1)
     clamp = sampler.leap_rule(grid, 1).clamp
     intensity, negative, _ = intensities(problem.process, terms, slice(None), x, clamp)
@@ -119,12 +119,12 @@ def test_local_error_of_the_cumulative_intensity(name, order):
     TR-CIE-Exact, O(h^2) for Euler."""
     process = mixture("marginal", 2, "quadratic")
     x, start = torch.tensor([[0, 1, 0]]), 0.5
-    problem = Problem.of(STRONG.model(process))
+    problem = Problem(STRONG.model(process))
     sampler, errors, steps = SAMPLERS[name](), [], [0.08, 0.04, 0.02, 0.01]
     for h in steps:
         tau = torch.tensor([start - h, start, start + h], dtype=torch.float64)
         grid = Grid(process.t_from_clock(tau), tau)
-        terms = sampler.terms(problem, State(x, problem.visit(x, grid.t[0])), grid, 1)
+        terms = sampler.terms(problem, State(x, problem.evaluate(x, grid.t[0])), grid, 1)
         clamp = sampler.leap_rule(grid, 1).clamp
         estimate = intensities(process, terms, slice(None), x, clamp).total
         # midpoint rule: error below 1e-9

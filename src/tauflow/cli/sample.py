@@ -482,7 +482,7 @@ def load_pretrained(settings: SampleSettings, device: "torch.device") -> "Traine
 def resize(trained: "Trained", settings: SampleSettings) -> "Trained":
     """Return a pretrained model whose samples are as long as --length, or the text of --infill."""
     from tauflow.recipes.language import Language, resized
-    from tauflow.tasks.task import places_of
+    from tauflow.tasks.task import index_of
 
     task = trained.task
     text = settings.infill
@@ -491,7 +491,7 @@ def resize(trained: "Trained", settings: SampleSettings) -> "Trained":
     if text is None or not isinstance(task, Language):
         return trained
     longest = task.sized(task.context or 2 * len(text.encode()))
-    return resized(trained, places_of(longest.infill(text)))
+    return resized(trained, index_of(longest.infill(text)))
 
 
 def with_rates(trained: "Trained", rates: str) -> "Trained":
@@ -704,8 +704,8 @@ def make_grid(settings: SampleSettings, trained: "Trained", device: "torch.devic
             )
     prompt, allowed = known_tokens(settings, task)
     if allowed is not None:
-        trained = dataclasses.replace(trained, model=trained.model.allowing(allowed))
-        unconditional = unconditional and unconditional.allowing(allowed)
+        trained = dataclasses.replace(trained, model=trained.model.with_allowed_tokens(allowed))
+        unconditional = unconditional and unconditional.with_allowed_tokens(allowed)
     sampling = Sampling(
         cast(int, settings.num_samples),
         cast(int, settings.batch_size),

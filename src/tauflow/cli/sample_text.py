@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from tauflow.errors import SettingsError
 from tauflow.samplers import SETS, sampler_from, split_specs
-from tauflow.samplers.run import seeded, whole
+from tauflow.samplers.run import make_generator, positive_int
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -60,16 +60,17 @@ def asks_for_text(settings: "SampleSettings") -> bool:
 
 def _check_early(settings: "SampleSettings", spec: str) -> None:
     """Raise for what no model can do, before one is loaded."""
-    from tauflow.denoise.denoiser import checked_temperature, checked_weight
+    from tauflow.denoise.guidance import check_weight
+    from tauflow.denoise.processors import check_temperature
     from tauflow.recipes.generate import check_blocks
 
     for name in ("num_samples", "batch_size", "max_new_tokens", "block"):
         if getattr(settings, name) is not None:
-            whole(getattr(settings, name), f"--{name}")
+            positive_int(getattr(settings, name), f"--{name}")
     if spec.lower() != "auto":
         sampler_from(spec)
-    checked_weight(*settings.guidance or [1.0])
-    checked_temperature(settings.temperature)
+    check_weight(*settings.guidance or [1.0])
+    check_temperature(settings.temperature)
     new = settings.max_new_tokens or settings.block or 1
     check_blocks(new, settings.block or new, settings.nfe[0])
 
@@ -90,7 +91,7 @@ def generate_text(settings: "SampleSettings", trained: "Trained", fabric: "Fabri
     asked = task.chat(prompt) if settings.chat else prompt
     count = settings.num_samples or 1
     together = settings.batch_size or BATCH_SIZE
-    generator = seeded(settings.seed)
+    generator = make_generator(settings.seed)
     parts: list[Generated] = []
     for first in range(0, count, together):
         size = min(together, count - first)

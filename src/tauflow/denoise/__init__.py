@@ -1,52 +1,41 @@
-"""What a network answers: Denoiser, Evaluation, and Model, which is what samplers sample.
+"""What a network answers: Denoiser, Posterior, and Model, which is what you sample.
 
-Guidance, temperature, allowed tokens, padding and memory are denoisers around a denoiser.
-`adapters` holds models of others.
+Guidance, temperature, truncation, allowed tokens, and padding are denoisers around a denoiser.
 """
 
 from tauflow.denoise.adapters import from_masked_lm, from_probabilities
 from tauflow.denoise.denoiser import (
     DROPPED,
-    BatchedDenoiser,
+    AttendingDenoiser,
     CallableDenoiser,
-    Context,
-    CountingDenoiser,
     Denoiser,
-    Evaluation,
-    GuidedDenoiser,
-    HiddenEvaluation,
-    LogitsEvaluation,
-    Memory,
-    RememberingDenoiser,
+    Evaluator,
     SplitDenoiser,
-    TemperedDenoiser,
     TimedDenoiser,
     denoiser_from,
 )
+from tauflow.denoise.guidance import GuidedDenoiser
 from tauflow.denoise.model import LearnedCounts, Model
-from tauflow.denoise.processors import AllowedDenoiser, AttendingDenoiser, TruncatedDenoiser
+from tauflow.denoise.posterior import HiddenPosterior, LogitsPosterior, Memory, Posterior, Query
+from tauflow.denoise.processors import ProcessedDenoiser
 
 __all__ = [
     "DROPPED",
-    "AllowedDenoiser",
     "AttendingDenoiser",
-    "BatchedDenoiser",
     "CallableDenoiser",
-    "Context",
-    "CountingDenoiser",
     "Denoiser",
-    "Evaluation",
+    "Evaluator",
     "GuidedDenoiser",
-    "HiddenEvaluation",
+    "HiddenPosterior",
     "LearnedCounts",
-    "LogitsEvaluation",
+    "LogitsPosterior",
     "Memory",
     "Model",
-    "RememberingDenoiser",
+    "Posterior",
+    "ProcessedDenoiser",
+    "Query",
     "SplitDenoiser",
-    "TemperedDenoiser",
     "TimedDenoiser",
-    "TruncatedDenoiser",
     "denoiser_from",
     "from_masked_lm",
     "from_probabilities",

@@ -1,7 +1,4 @@
-"""LearnedCounts: how many coordinates each evaluation should reveal, learned for one order of a model.
-
-With them come the weights of the extrapolation that makes up for what is lost, and a forecast of the loss.
-"""
+"""Model: a denoiser, the process of its training, and the shape of a sample. It's what you sample."""
 
 import dataclasses
 import math
@@ -14,18 +11,15 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from tauflow.denoise.denoiser import Denoiser, GuidedDenoiser, RetimedDenoiser, checked_weight, denoiser_from
-from tauflow.denoise.processors import (
-    AllowedDenoiser,
-    AttendingDenoiser,
-    TruncatedDenoiser,
-    checked_allowed,
-    checked_attention,
-    tempered,
-)
+from tauflow.denoise.denoiser import AttendingDenoiser, Denoiser, RetimedDenoiser, denoiser_from
+from tauflow.denoise.guidance import GuidedDenoiser, UnpromptedDenoiser, check_weight
+from tauflow.denoise.processors import check_allowed, check_attention, tempered, truncated, with_allowed
 from tauflow.errors import SamplingError
 from tauflow.numerics import precise
 from tauflow.process import Metric, Mixture, Process, Schedule, Uniform, schedule_from
+
+ChannelsName = Literal["together", "apart"]
+RatesName = Literal["mixture", "metric"]
 
 
 @dataclass(frozen=True)
@@ -96,43 +90,6 @@ class LearnedCounts:
         return next((n for n, each in enumerate(self.excess, 1) if each <= nats), self.length)
 
 
-def checked_counts(counts: Any, length: int) -> tuple[LearnedCounts, ...]:
-    """Return learned counts of D coordinates, one for each order; refuse anything else."""
-    several = (counts,) if isinstance(counts, LearnedCounts) else counts
-    found = tuple(several) if isinstance(several, Iterable) else (several,)
-    fit = all(isinstance(each, LearnedCounts) and each.length == length for each in found)
-    if not fit or len({each.order for each in found}) < len(found):
-        raise SamplingError(
-            f"counts must be learned for {length} coordinates, once for each order; make them with "
-            "tauflow.learn_counts"
-        )
-    return found
-
-
-# Influence: how much coordinates depend on each other, for reveals of sets that hardly do.
-
-
-def checked_influence(influence: Any, length: int) -> Tensor | None:
-    """Return influence (D, D) on the CPU, float32 with a diagonal of 0; refuse what is not symmetric."""
-    if influence is None:
-        return None
-    found = torch.as_tensor(influence, device="cpu").float()
-    good = found.shape == (length, length) and bool((found >= 0).all() and found.isfinite().all())
-    if not good or not torch.equal(found, found.T):
-        raise SamplingError(
-            f"influence must hold finite numbers of at least 0 for all pairs of {length} coordinates, the "
-            "same both ways; make it with tauflow.learn_influence"
-        )
-    return found.clone().fill_diagonal_(0)
-
-
-# Model: what is sampled, with everything that a sampler must know of it.
-
-
-ChannelsName = Literal["together", "apart"]
-RatesName = Literal["mixture", "metric"]
-
-
 @dataclass(frozen=True, init=False)
 class Model:
     """A denoiser, the process of its training, and the shape of a sample.
@@ -173,14 +130,14 @@ class Model:
             raise SamplingError(
                 f"process must be a Process, such as Mixture(Masked(V), 'linear'), got {process!r}"
             )
-        sizes = checked_shape(shape)
+        sizes = check_shape(shape)
         object.__setattr__(self, "denoiser", denoiser_for(denoiser, process))
         object.__setattr__(self, "process", process)
         object.__setattr__(self, "shape", sizes)
-        object.__setattr__(self, "order", checked_order(order, math.prod(sizes)))
-        object.__setattr__(self, "channels", checked_channels(channels, sizes))
-        object.__setattr__(self, "counts", checked_counts(counts, math.prod(sizes)))
-        object.__setattr__(self, "influence", checked_influence(influence, math.prod(sizes)))
+        object.__setattr__(self, "order", check_order(order, math.prod(sizes)))
+        object.__setattr__(self, "channels", check_channels(channels, sizes))
+        object.__setattr__(self, "counts", check_counts(counts, math.prod(sizes)))
+        object.__setattr__(self, "influence", check_influence(influence, math.prod(sizes)))
 
     @property
     def length(self) -> int:
@@ -209,7 +166,7 @@ class Model:
         its condition dropped: classifier-free guidance, for a network trained with `condition_dropout`. An
         evaluation takes two forwards either way.
         """
-        weight = checked_weight(weight)
+        weight = check_weight(weight)
         other = unconditional
         if isinstance(unconditional, Model):
             if unconditional.kind != self.kind:
@@ -227,11 +184,11 @@ class Model:
             )
         return dataclasses.replace(self, denoiser=GuidedDenoiser(self.denoiser, other, weight))
 
-    def under(self, schedule: Schedule | str) -> "Model":
-        """Return the model under another schedule than that of its training.
+    def with_schedule(self, schedule: Schedule | str) -> "Model":
+        """Return the model under a different schedule than it was trained with.
 
         The posterior depends on x_t and kappa only, whatever the source, so the network is told the time at
-        which kappa had the value of now in its training.
+        which kappa had its current value in training.
         """
         trained = self.process
         if not isinstance(trained, Mixture | Metric):
@@ -262,43 +219,86 @@ class Model:
         return self
 
     def tempered(self, temperature: float) -> "Model":
-        """Return the model with its logits divided by a temperature: below 1 is surer than the network.
+        """Return the model with its logits divided by a temperature: below 1 is more confident.
 
-        Where the source is noise over tokens, it is what the other coordinates say that becomes surer; the
-        own token, which may be noise, keeps its weight (leave_one_out.py).
+        Where the source is noise over tokens, only what the other coordinates say gets more confident; the
+        own token, which may be noise, keeps its weight (processors.py).
         """
         return dataclasses.replace(self, denoiser=tempered(self.denoiser, temperature, self.process))
 
     def truncated(self, top_k: int | None = None, top_p: float | None = None) -> "Model":
-        """Return the model with the likeliest tokens of its rows alone: `top_k` of them, or mass `top_p`.
+        """Return the model with only the most likely tokens of each row: `top_k` of them, or mass `top_p`.
 
-        Truncate last, after guidance and temperature. As a temperature does, it cuts what the other
-        coordinates say where the source is noise over tokens.
+        Truncate last, after guidance and temperature. Like a temperature, it cuts what the other coordinates
+        say where the source is noise over tokens.
         """
-        return dataclasses.replace(
-            self, denoiser=TruncatedDenoiser(self.denoiser, self.process, top_k, top_p)
-        )
+        return dataclasses.replace(self, denoiser=truncated(self.denoiser, self.process, top_k, top_p))
 
-    def allowing(self, allowed: Tensor, sets: Tensor | None = None) -> "Model":
-        """Return the model with certain tokens only: true (V,), (D, V) or (B, D, V) where allowed.
+    def with_allowed_tokens(self, allowed: Tensor, sets: Tensor | None = None) -> "Model":
+        """Return the model restricted to certain tokens: true (V,), (D, V) or (B, D, V) where allowed.
 
         Where V is large, give `sets` of tokens, true (K, V), and in `allowed` the number of its set for each
-        coordinate, (D,) or (B, D). With a B the model is for so many samples.
+        coordinate, (D,) or (B, D). With a B the model is for that many samples.
 
-        What is drawn from a posterior is an allowed token; what is no draw from one is not: noise that a
-        sampler leaves in place (finish=none or reuse without masks) and jumps of a floor (eps_0 above 0).
+        Draws from a posterior are allowed tokens. What isn't drawn from one may not be: noise that a sampler
+        leaves in place (finish=none, or reuse without masks) and jumps of a floor (eps_0 above 0).
         """
-        found = checked_allowed(allowed, self.length, self.process.num_tokens, sets)
-        return dataclasses.replace(self, denoiser=AllowedDenoiser(self.denoiser, found))
+        found = check_allowed(allowed, self.length, self.process.num_tokens, sets)
+        return dataclasses.replace(self, denoiser=with_allowed(self.denoiser, found))
 
-    def attending(self, attention: Tensor) -> "Model":
+    def with_attention_mask(self, attention: Tensor) -> "Model":
         """Return the model for B sequences of different lengths (B,), or true (B, D) where one is read.
 
-        The other coordinates are padding: the network does not read them, no sampler moves them, and they
-        hold token 0, or that of a prompt. Of two networks that guide, both must take attention.
+        The other coordinates are padding: the network doesn't read them, no sampler moves them, and they
+        hold token 0, or the prompt's. With guidance, both networks must take attention.
         """
-        read = checked_attention(attention, self.length)
+        read = check_attention(attention, self.length)
         return dataclasses.replace(self, denoiser=AttendingDenoiser(self.denoiser, read))
+
+    def without_prompt(self, known: Tensor) -> "Model":
+        """Return a model that doesn't see its prompt, true (D,) or (B, D) where it is known, for `guided`.
+
+        A masked source masks the prompt. LLaDA's u + (w + 1) (c - u), with the logits u of that, is the
+        weight w + 1. Other noise has no token that says nothing, so the network doesn't read the prompt.
+        """
+        mask = self.process.num_tokens if self.process.absorbing else None
+        if mask is None and not self.denoiser.attends:
+            raise SamplingError(
+                f"a prompt cannot be hidden from this model ({self.process}): it has no masks, and its "
+                "network reads every coordinate; drop the guidance"
+            )
+        return dataclasses.replace(self, denoiser=UnpromptedDenoiser(self.denoiser, known, mask))
+
+    def adjusted(
+        self,
+        guidance: float = 1.0,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        *,
+        known: Tensor | None = None,
+        unconditional: Any = None,
+    ) -> "Model":
+        """Return the model with guidance, then a temperature, then truncation; 1 and None change nothing.
+
+        Without an unconditional model, a network without conditions is guided by its prompt, true (D,) or
+        (B, D) where it is `known`.
+        """
+        model = self
+        if guidance != 1:
+            other = unconditional
+            if other is None and known is not None and not self.conditions:
+                other = self.without_prompt(known)
+            model = model.guided(guidance, other)
+        if temperature != 1:
+            model = model.tempered(temperature)
+        if top_k is not None or top_p is not None:
+            model = model.truncated(top_k, top_p)
+        return model
+
+    under = with_schedule  # older names
+    allowing = with_allowed_tokens
+    attending = with_attention_mask
 
 
 def surrogate(num_tokens: int) -> Mixture:
@@ -311,7 +311,7 @@ def denoiser_for(model: Any, process: Process) -> Denoiser:
     return denoiser_from(model, process.num_tokens, process.num_states > process.num_tokens)
 
 
-def checked_shape(shape: Any) -> tuple[int, ...]:
+def check_shape(shape: Any) -> tuple[int, ...]:
     """Return the shape of a sample as whole numbers; refuse anything else."""
     sizes = shape if isinstance(shape, tuple | list | torch.Size) else ()
     try:
@@ -323,7 +323,7 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
     return numbers
 
 
-def checked_channels(channels: Any, shape: tuple[int, ...]) -> ChannelsName | None:
+def check_channels(channels: Any, shape: tuple[int, ...]) -> ChannelsName | None:
     """Return how channels are revealed; refuse another word, or channels of a sample that has no pixels."""
     if channels is None:
         return None
@@ -336,7 +336,7 @@ def checked_channels(channels: Any, shape: tuple[int, ...]) -> ChannelsName | No
     return channels
 
 
-def checked_order(order: Any, length: int) -> Tensor | None:
+def check_order(order: Any, length: int) -> Tensor | None:
     """Return a learned order (D,) on the CPU; refuse what is no permutation."""
     if order is None:
         return None
@@ -347,3 +347,30 @@ def checked_order(order: Any, length: int) -> Tensor | None:
             "with tauflow.learn_order"
         )
     return order
+
+
+def check_counts(counts: Any, length: int) -> tuple[LearnedCounts, ...]:
+    """Return learned counts of D coordinates, one for each order; refuse anything else."""
+    several = (counts,) if isinstance(counts, LearnedCounts) else counts
+    found = tuple(several) if isinstance(several, Iterable) else (several,)
+    fit = all(isinstance(each, LearnedCounts) and each.length == length for each in found)
+    if not fit or len({each.order for each in found}) < len(found):
+        raise SamplingError(
+            f"counts must be learned for {length} coordinates, once for each order; make them with "
+            "tauflow.learn_counts"
+        )
+    return found
+
+
+def check_influence(influence: Any, length: int) -> Tensor | None:
+    """Return influence (D, D) on the CPU, float32 with a diagonal of 0; refuse what is not symmetric."""
+    if influence is None:
+        return None
+    found = torch.as_tensor(influence, device="cpu").float()
+    good = found.shape == (length, length) and bool((found >= 0).all() and found.isfinite().all())
+    if not good or not torch.equal(found, found.T):
+        raise SamplingError(
+            f"influence must hold finite numbers of at least 0 for all pairs of {length} coordinates, the "
+            "same both ways; make it with tauflow.learn_influence"
+        )
+    return found.clone().fill_diagonal_(0)

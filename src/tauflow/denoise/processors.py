@@ -1,219 +1,209 @@
-"""Leave-one-out rows: what the other coordinates say of one, for sources with a law over data tokens.
+"""Logits processors: temperature, top-k and top-p, allowed tokens.
 
-A posterior row of noise holds what the coordinate's own token says of it too. With pi the law of the source,
+A processor is a function (logits (R, V), index, query) -> logits (R, V). `ProcessedDenoiser` applies one to
+the rows that are read. A plain model crosses none of it.
+
+On a source with noise over data tokens (uniform, marginal), a posterior row also holds what the coordinate's
+own token says about it. With pi the distribution of the source,
 
     p(s | x_t) ~ l(s) c(s),    c(s) = kappa 1{s = x} + (1 - kappa) pi(x),
 
-and l(s) = p(x_1^d = s | x_t without coordinate d) is the row without it: p with its own entry divided by
-o = 1 + kappa / ((1 - kappa) pi(x)), normalised (Gourevitch et al. 2026 for uniform noise).
+and l(s) = p(x_1^d = s | x_t without coordinate d) is the leave-one-out row: p with its own entry divided by
+o = 1 + kappa / ((1 - kappa) pi(x)), normalized (Gourevitch et al. 2026 for uniform noise).
 
 A temperature belongs on l. Dividing the logits of p by it sharpens c as well, which says "keep what you
-have": a token of noise then stays, the surer the lower the temperature. With ln p = ln l + ln c up to a
+have": a noise token then stays, the more surely the lower the temperature. With ln p = ln l + ln c up to a
 constant, the row of a model whose l is tempered has the logits
 
     ln p(s) / T + (1 - 1 / T) ln o 1{s = x},
 
-which at T = 1 are those of the network. Masks say nothing of their token, so their rows are l already.
+which at T = 1 are the network's. Truncation cuts l for the same reason: the own token would else be the most
+likely and freeze. A mask says nothing about its token, so its row is l already.
 
-Shapes: B sequences, D coordinates, V data tokens, R rows.
+Shapes: B sequences, D coordinates, V data tokens, R rows, K sets of tokens.
 """
 
-import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from numbers import Real
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from tauflow.denoise.denoiser import (
-    Context,
-    Denoiser,
-    Evaluation,
-    TemperedDenoiser,
-    TemperedEvaluation,
-    Wrapped,
-    Wrapper,
-    single,
-    take,
-)
+from tauflow.denoise.denoiser import Denoiser, Wrapper
+from tauflow.denoise.posterior import Posterior, Query, WrappedPosterior, at_least_float32, take
 from tauflow.errors import SamplingError
 from tauflow.numerics import precise
 from tauflow.process import Mixture, Process
 
-SMALLEST = 1e-12  # 1 - kappa
+Index: TypeAlias = Tensor | slice
+Processor: TypeAlias = Callable[[Tensor, Index, Query], Tensor]
+
+MAX_TEMPERATURE = 1e6  # beyond it, or below its inverse, float32 overflows
+MIN_SURVIVAL = 1e-12  # of 1 - kappa
 
 
-def leave_one_out(rows: Tensor, tokens: Tensor, odds: Tensor | float) -> Tensor:
-    """Return rows (R, V) without what their own tokens (R,) say, whose odds o are (R, 1); overwrites rows."""
-    own = tokens[:, None]
-    rows.scatter_(1, own, rows.gather(1, own) / odds)
-    return rows.div_(rows.sum(-1, keepdim=True))
+class ProcessedDenoiser(Wrapper):
+    """A denoiser whose logits pass through a processor.
+
+    Args:
+        denoiser: whose logits.
+        processor: a function (logits (R, V), index, query) -> logits (R, V).
+        samples: B, if the processor knows something about each sequence of a batch.
+    """
+
+    def __init__(self, denoiser: Denoiser, processor: Processor, samples: int | None = None):
+        super().__init__(denoiser)
+        self.processor = processor
+        self.samples = samples or denoiser.samples
+
+    def posterior(self, query: Query) -> Posterior:
+        return ProcessedPosterior(self.denoiser.posterior(query), self.processor, query)
+
+
+class ProcessedPosterior(WrappedPosterior):
+    """A posterior whose logits pass through a processor."""
+
+    def __init__(self, posterior: Posterior, processor: Processor, query: Query):
+        super().__init__(posterior)
+        self._processor = processor
+        self._query = query
+
+    def logits(self, index: Index) -> Tensor:
+        return self._processor(self.posteriors[0].logits(index), index, self._query)
+
+
+# Temperature
 
 
 def tempered(denoiser: Denoiser, temperature: float, process: Process) -> Denoiser:
-    """Return a denoiser with a temperature, on leave-one-out rows where the source has a law over tokens."""
-    if isinstance(process, Mixture) and not process.absorbing:
-        return TemperedContextDenoiser(denoiser, temperature, process)
-    return TemperedDenoiser(denoiser, temperature)
+    """Return a denoiser with a temperature, on leave-one-out rows where the source is noise over tokens."""
+    temperature = check_temperature(temperature)
+    mixture = noise_over_tokens(process)
+    if mixture is None:
+        return ProcessedDenoiser(denoiser, partial(temper, temperature=temperature))
+    return ProcessedDenoiser(denoiser, partial(temper_context, temperature=temperature, process=mixture))
 
 
-class TemperedContextDenoiser(TemperedDenoiser):
-    """Divides the logits of leave-one-out rows by a temperature: what is surer is what the context says."""
-
-    def __init__(self, denoiser: Denoiser, temperature: float, process: Mixture):
-        super().__init__(denoiser, temperature)
-        self.process = process
-
-    def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
-        evaluation = self.denoiser.evaluate(x, t, condition)
-        return TemperedContextEvaluation(evaluation, self.temperature, x, self.log_odds(x, t))
-
-    def log_odds(self, x: Tensor, t: Tensor) -> Tensor:
-        """Return ln o (B, D) of tokens x (B, D) at times t (B,)."""
-        schedule, t = self.process.schedule, t.to(precise(t.device))[:, None]
-        odds = schedule.kappa(t) / schedule.survival(t).clamp(min=SMALLEST)
-        return torch.log1p(odds * self.process.source.inverse_law(x)).expand_as(x)
+def temper(logits: Tensor, index: Index, query: Query, temperature: float) -> Tensor:
+    """Divide logits by a temperature: below 1 is more confident than the network."""
+    return at_least_float32(logits) / temperature
 
 
-class TemperedContextEvaluation(TemperedEvaluation):
-    """Logits divided by a temperature, but for what the own tokens x (B, D) say, which is ln o (B, D)."""
-
-    def __init__(self, evaluation: Evaluation, temperature: float, x: Tensor, log_odds: Tensor):
-        super().__init__(evaluation, temperature)
-        self._x = x.flatten()
-        self._share = (1 - 1 / temperature) * log_odds.flatten()
-
-    def logits(self, index: Tensor | slice) -> Tensor:
-        logits = super().logits(index)
-        share = take(self._share, index).to(logits)[:, None]
-        return logits.scatter_add(1, take(self._x, index)[:, None], share)
+def temper_context(
+    logits: Tensor, index: Index, query: Query, temperature: float, process: Mixture
+) -> Tensor:
+    """Divide the logits of leave-one-out rows by a temperature: the context gets more confident."""
+    logits = temper(logits, index, query, temperature)
+    token, log_odds = own_tokens(process, index, query)
+    return logits.scatter_add(1, token, ((1 - 1 / temperature) * log_odds).to(logits))
 
 
-# TruncatedDenoiser: top-k and top-p, rows of their likeliest tokens alone.
-#
-# Where the source is noise over tokens, the row that is cut is the leave-one-out row (leave_one_out.py): what
-# the other coordinates say. The own token, which may be noise, would else be the likeliest and freeze.
-#
-# Shapes: B sequences, D coordinates, V data tokens, R rows.
+def noise_over_tokens(process: Process) -> Mixture | None:
+    """Return the process if its source is noise over data tokens, whose own token says something."""
+    return process if isinstance(process, Mixture) and not process.absorbing else None
 
 
-class TruncatedDenoiser(Wrapper):
-    """Gives all but the likeliest tokens of a row the probability 0.
+def own_tokens(process: Mixture, index: Index, query: Query) -> tuple[Tensor, Tensor]:
+    """Return the own tokens (R, 1) of the coordinates index (R,), and ln o (R, 1)."""
+    length = query.x.shape[1]
+    token = take(query.x.flatten(), index)[:, None]
+    t = query.t.to(precise(query.t.device))
+    odds = process.schedule.kappa(t) / process.schedule.survival(t).clamp(min=MIN_SURVIVAL)  # (B,)
+    odds = odds.repeat_interleave(length)[index] if isinstance(index, slice) else odds[index // length]
+    return token, torch.log1p(odds[:, None] * process.source.inverse_law(token))
 
-    `top_k` keeps so many; then `top_p` keeps the fewest that have this probability together (nucleus
+
+def leave_one_out(probs: Tensor, tokens: Tensor, odds: Tensor | float) -> Tensor:
+    """Return rows (R, V) without what their own tokens (R,) say, whose odds o are (R, 1); overwrites them."""
+    own = tokens[:, None]
+    probs.scatter_(1, own, probs.gather(1, own) / odds)
+    return probs.div_(probs.sum(-1, keepdim=True))
+
+
+def check_temperature(temperature: float) -> float:
+    """Return a temperature; raise an error if it isn't a finite number above 0."""
+    if not isinstance(temperature, Real) or not 1 / MAX_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
+        raise SamplingError(
+            f"temperature must be above 0, from {1 / MAX_TEMPERATURE:g} to {MAX_TEMPERATURE:g}, got "
+            f"{temperature!r}; a small one such as 0.1 is nearly greedy"
+        )
+    return float(temperature)
+
+
+# Top-k and top-p
+
+
+def truncated(
+    denoiser: Denoiser, process: Process, top_k: int | None = None, top_p: float | None = None
+) -> Denoiser:
+    """Return a denoiser that gives all but the most likely tokens of a row the probability 0.
+
+    `top_k` keeps that many; then `top_p` keeps the fewest that have this probability together (nucleus
     sampling, Holtzman et al. 2020). Tokens as likely as the last one of top_k are kept too.
     """
-
-    def __init__(
-        self, denoiser: Denoiser, process: Process, top_k: int | None = None, top_p: float | None = None
-    ):
-        super().__init__(denoiser)
-        if top_k is not None and top_k < 1:
-            raise SamplingError(f"top_k must be at least 1, got {top_k!r}; 50 is usual")
-        if top_p is not None and not 0 < top_p <= 1:
-            raise SamplingError(f"top_p must be above 0 and at most 1, got {top_p!r}; 0.9 is usual")
-        self.top_k = top_k
-        self.top_p = top_p
-        self._own: TemperedContextDenoiser | None = None
-        if isinstance(process, Mixture) and not process.absorbing:
-            self._own = TemperedContextDenoiser(denoiser, 1.0, process)
-
-    def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
-        evaluation = self.denoiser.evaluate(x, t, condition)
-        log_odds = None if self._own is None else self._own.log_odds(x, t)
-        return TruncatedEvaluation(evaluation, self.top_k, self.top_p, x, log_odds)
+    if top_k is not None and top_k < 1:
+        raise SamplingError(f"top_k must be at least 1, got {top_k!r}; 50 is usual")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise SamplingError(f"top_p must be above 0 and at most 1, got {top_p!r}; 0.9 is usual")
+    mixture = noise_over_tokens(process)
+    return ProcessedDenoiser(denoiser, partial(truncate, top_k=top_k, top_p=top_p, process=mixture))
 
 
-class TruncatedEvaluation(Wrapped):
-    """Logits that are -inf for all but the likeliest tokens, apart from what own tokens say, ln o (B, D)."""
-
-    def __init__(
-        self,
-        evaluation: Evaluation,
-        top_k: int | None,
-        top_p: float | None,
-        x: Tensor,
-        log_odds: Tensor | None,
-    ):
-        super().__init__(evaluation)
-        self._top_k = top_k
-        self._top_p = top_p
-        self._x = x.flatten()
-        self._log_odds = None if log_odds is None else log_odds.flatten()
-
-    def logits(self, index: Tensor | slice) -> Tensor:
-        logits = single(self._evaluations[0].logits(index))
-        context = logits
-        if self._log_odds is not None:
-            said = take(self._log_odds, index).to(logits)[:, None]
-            context = logits.scatter_add(1, take(self._x, index)[:, None], -said)
-        return logits.masked_fill(cut(context, self._top_k, self._top_p), -torch.inf)
+def truncate(
+    logits: Tensor,
+    index: Index,
+    query: Query,
+    top_k: int | None,
+    top_p: float | None,
+    process: Mixture | None = None,
+) -> Tensor:
+    """Set the logits of all but the most likely tokens to -inf; with a process, of leave-one-out rows."""
+    logits = context = at_least_float32(logits)
+    if process is not None:
+        token, log_odds = own_tokens(process, index, query)
+        context = logits.scatter_add(1, token, -log_odds.to(logits))
+    return logits.masked_fill(is_unlikely(context, top_k, top_p), -torch.inf)
 
 
-def cut(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """Return true (R, V) on all but the likeliest tokens of rows."""
+def is_unlikely(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+    """Return true (R, V) on all but the most likely tokens of rows."""
     gone = torch.zeros_like(logits, dtype=torch.bool)
     if top_k is not None and top_k < logits.shape[-1]:
         gone = logits < logits.topk(top_k, dim=-1).values[..., -1:]
     if top_p is None or top_p == 1:
         return gone
     ordered, tokens = logits.masked_fill(gone, -torch.inf).sort(dim=-1, descending=True, stable=True)
-    rows = ordered.softmax(-1)
-    likelier = rows.cumsum(-1) - rows  # 0 at the first, which is always kept
-    return gone | torch.zeros_like(gone).scatter(-1, tokens, likelier >= top_p)
+    probs = ordered.softmax(-1)
+    mass_before = probs.cumsum(-1) - probs  # 0 at the first, which is always kept
+    return gone | torch.zeros_like(gone).scatter(-1, tokens, mass_before >= top_p)
 
 
-# AllowedDenoiser: samples of a model that have certain tokens only, coordinate by coordinate.
+def split_truncation(denoiser: Denoiser) -> tuple[Denoiser, Processor | None]:
+    """Return a denoiser without its outermost truncation, and that: guidance and temperature come first."""
+    if isinstance(denoiser, ProcessedDenoiser) and getattr(denoiser.processor, "func", None) is truncate:
+        return denoiser.denoiser, denoiser.processor
+    return denoiser, None
+
+
+# Allowed tokens
 #
-# The network is asked as always; the logits of tokens that are not allowed at their coordinate are -inf, so
-# that a posterior row is the network's own, conditioned on the allowed tokens. The noise stays that of the
-# training: a state may hold any token of the source, and only what is drawn from a posterior is restricted.
-# That is the process of the data whose coordinates are each conditioned so, whatever the source is: given
-# x_1, noise does not depend on what x_1 was allowed to be. So the law of samples is exact where coordinates
-# are independent; else each token is conditioned on its own set and on the tokens before it, not on the sets
-# of those to come.
-#
-# Shapes: B sequences, D coordinates, V data tokens, R rows, K sets of tokens.
-
-
-class AllowedDenoiser(Wrapper):
-    """Gives tokens that are not allowed at their coordinate the probability 0."""
-
-    def __init__(self, denoiser: Denoiser, allowed: "Allowed"):
-        super().__init__(denoiser)
-        self.samples = allowed.samples or denoiser.samples
-        self.allowed = allowed.to(denoiser.device)
-        self._context = Context()
-
-    def within(self, context: Context) -> Denoiser:
-        return self.copied(denoiser=self.denoiser.within(context), _context=context)
-
-    def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
-        places = self.allowed.which(len(x), self._context)
-        return AllowedEvaluation(self.denoiser.evaluate(x, t, condition), self.allowed.sets, places)
-
-
-class AllowedEvaluation(Wrapped):
-    """Logits that are -inf where a token is not in the set (K, V) of its coordinate, by number (B, D)."""
-
-    def __init__(self, evaluation: Evaluation, sets: Tensor, which: Tensor):
-        super().__init__(evaluation)
-        self._sets = sets
-        self._which = which.flatten()  # (B * D,)
-
-    def logits(self, index: Tensor | slice) -> Tensor:
-        logits = self._evaluations[0].logits(index)
-        sets = self._sets.to(logits.device)
-        if len(sets) > 1:
-            sets = sets[self._which.to(logits.device)[index]]  # (R, V)
-        return logits.masked_fill(~sets, -torch.inf)
+# The network is asked as always; tokens that aren't allowed at their coordinate get the probability 0, so
+# that a row is the network's own, conditioned on the allowed tokens. The noise stays that of the training: a
+# state may hold any token of the source, and only draws from a posterior are restricted. That is the process
+# of data whose coordinates are each conditioned this way, whatever the source: given x_1, noise doesn't
+# depend on what x_1 was allowed to be. So the distribution of samples is exact where coordinates are
+# independent; else each token is conditioned on its own set and on the tokens before it, not on the sets of
+# those to come.
 
 
 @dataclass(frozen=True)
 class Allowed:
     """Sets of tokens (K, V), and the number of its set for each coordinate (D,), or of each sample (B, D).
 
-    So few sets take little memory where V is large: image and text tokens of one vocabulary are two.
+    Few sets take little memory where V is large: image and text tokens of one vocabulary are two.
     """
 
     sets: Tensor
@@ -224,21 +214,31 @@ class Allowed:
         """Return B, where samples differ."""
         return len(self.numbers) if self.numbers.ndim == 2 else None
 
-    def which(self, count: int, context: Context) -> Tensor:
-        """Return the numbers of the sets (count, D) of so many samples in a context."""
-        if self.numbers.ndim == 1:
-            return self.numbers.expand(count, -1)
-        return context.own(self.numbers, count)
 
-    def to(self, device: torch.device) -> "Allowed":
-        """Return the same on a device."""
-        return Allowed(self.sets.to(device), self.numbers.to(device))
+def with_allowed(denoiser: Denoiser, allowed: Allowed) -> Denoiser:
+    """Return a denoiser that gives tokens that aren't allowed at their coordinate the probability 0."""
+    device = denoiser.device
+    own = Allowed(allowed.sets.to(device), allowed.numbers.to(device))
+    return ProcessedDenoiser(denoiser, partial(allow, allowed=own), allowed.samples)
 
 
-def checked_allowed(allowed: Any, length: int, num_tokens: int, sets: Any = None) -> Allowed:
-    """Return allowed tokens from true (V,), (D, V) or (B, D, V), or from numbers of sets; refuse all else."""
+def allow(logits: Tensor, index: Index, query: Query, allowed: Allowed) -> Tensor:
+    """Set the logits of tokens that aren't in the set of their coordinate to -inf."""
+    sets = allowed.sets.to(logits.device)
+    if len(sets) > 1:
+        batch, length = query.x.shape
+        if isinstance(index, slice):
+            index = torch.arange(batch * length, device=logits.device)[index]
+        numbers = allowed.numbers.to(logits.device)
+        own = query.own(numbers).flatten()[index] if numbers.ndim == 2 else numbers[index % length]
+        sets = sets[own]  # (R, V)
+    return logits.masked_fill(~sets, -torch.inf)
+
+
+def check_allowed(allowed: Any, length: int, num_tokens: int, sets: Any = None) -> Allowed:
+    """Return allowed tokens from true (V,), (D, V) or (B, D, V), or from numbers of sets."""
     if sets is not None:
-        return _checked_sets(allowed, length, num_tokens, sets)
+        return _check_sets(allowed, length, num_tokens, sets)
     shapes = f"({length}, {num_tokens}) or ({num_tokens},)"
     tail = tuple(allowed.shape)[-2:] if isinstance(allowed, Tensor) else ()
     fits = tail == (num_tokens,) or tail == (length, num_tokens)
@@ -249,10 +249,10 @@ def checked_allowed(allowed: Any, length: int, num_tokens: int, sets: Any = None
         )
     sets = allowed.reshape(-1, num_tokens)
     numbers = torch.arange(len(sets), device=sets.device).reshape(allowed.shape[:-1])
-    return _refuse_empty(Allowed(sets, numbers.expand(length) if allowed.ndim == 1 else numbers))
+    return _check_not_empty(Allowed(sets, numbers.expand(length) if allowed.ndim == 1 else numbers))
 
 
-def _checked_sets(numbers: Any, length: int, num_tokens: int, sets: Any) -> Allowed:
+def _check_sets(numbers: Any, length: int, num_tokens: int, sets: Any) -> Allowed:
     good = isinstance(sets, Tensor) and sets.dtype == torch.bool and sets.ndim == 2 and len(sets)
     if not good or sets.shape[1] != num_tokens:
         raise SamplingError(
@@ -265,15 +265,10 @@ def _checked_sets(numbers: Any, length: int, num_tokens: int, sets: Any) -> Allo
             f"with {len(sets)} sets, allowed must be their numbers 0 to {len(sets) - 1}, ({length},) or "
             f"(B, {length}); got {_kind(numbers)}"
         )
-    return _refuse_empty(Allowed(sets, numbers.long()))
+    return _check_not_empty(Allowed(sets, numbers.long()))
 
 
-def _kind(value: Any) -> str:
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-
-def _refuse_empty(allowed: Allowed) -> Allowed:
-    """Return allowed tokens; raise where a coordinate is allowed none."""
+def _check_not_empty(allowed: Allowed) -> Allowed:
     empty = (~allowed.sets.any(1))[allowed.numbers].nonzero()
     if len(empty):
         place = empty[0].tolist()
@@ -282,38 +277,15 @@ def _refuse_empty(allowed: Allowed) -> Allowed:
     return allowed
 
 
-# AttendingDenoiser: sequences of different lengths in one batch.
-#
-# Shapes: B sequences, D coordinates. Coordinates that are not attended to are padding: the network does not
-# read them, so that each sequence has the logits that it has alone, and a sampler leaves them as they are.
+def _kind(value: Any) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
-class AttendingDenoiser(Wrapper):
-    """Tells the network which coordinates (B, D) are read; the others are padding."""
-
-    def __init__(self, denoiser: Denoiser, attention: Tensor):
-        super().__init__(denoiser)
-        if not denoiser.attends:
-            raise SamplingError(
-                "this network reads every coordinate, so sequences of different lengths need batches of "
-                "their own; use a network that says attends = True and takes hidden(..., attention=)"
-            )
-        self.attention = attention
-        self.samples = len(attention)
-        self._context = Context()
-
-    def within(self, context: Context) -> Denoiser:
-        return self.copied(_context=context)
-
-    def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
-        assert self.attention is not None
-        attention = self._context.own(self.attention, len(x)).to(x.device)
-        inner = self.denoiser.within(dataclasses.replace(self._context, attention=attention))
-        return inner.evaluate(x, t, condition)
+# Attention
 
 
-def checked_attention(attention: Tensor, length: int) -> Tensor:
-    """Return true (B, D) where coordinates are read, from itself or from lengths (B,); refuse all else."""
+def check_attention(attention: Tensor, length: int) -> Tensor:
+    """Return true (B, D) where coordinates are read, from itself or from lengths (B,)."""
     read = attention
     if attention.ndim == 1 and int(attention.max()) <= length:
         read = torch.arange(length, device=attention.device) < attention[:, None]

@@ -69,8 +69,8 @@ from tauflow.samplers import (
     split_specs,
 )
 from tauflow.samplers.likelihood import no_likelihood
-from tauflow.samplers.run import checked_condition, checked_prompt, checked_seed, unprompted, whole
-from tauflow.samplers.sampler import require
+from tauflow.samplers.run import check_condition, check_prompt, check_seed, positive_int, unprompted
+from tauflow.samplers.sampler import check as check_that
 from tauflow.tasks import SampleMean, SampleMetric, Task
 from tauflow.tasks.task import Item, items_of
 from tauflow.train import Trained
@@ -182,10 +182,10 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name in ("num_samples", "batch_size"):
-            whole(getattr(self, name), name)
-        object.__setattr__(self, "seed", checked_seed(self.seed))
+            positive_int(getattr(self, name), name)
+        object.__setattr__(self, "seed", check_seed(self.seed))
         for name in ("show", "nll_items"):
-            require(getattr(self, name) >= 0, f"{name} must be at least 0, got {getattr(self, name)}")
+            check_that(getattr(self, name) >= 0, f"{name} must be at least 0, got {getattr(self, name)}")
 
     @property
     def batches(self) -> int:
@@ -224,7 +224,7 @@ class Sampling:
         if self.prompt is not None:
             parts = self.prompt if isinstance(self.prompt, tuple | list) else ()
             rows = self.num_samples if any(getattr(each, "ndim", 1) > 1 for each in parts) else 1
-            checked_prompt(self.prompt, (rows, model.length), model)
+            check_prompt(self.prompt, (rows, model.length), model)
 
     def model(self, model: Model, guidance: float | None, prompt: Prompt | None = None) -> Model:
         """Return the model with guidance, temperature and its rows cut, for samples with a prompt."""
@@ -727,7 +727,7 @@ class SamplerGrid:
         grid = cls(trained, chosen, check(trained.model, chosen, nfes, sampling), guidance, sampling)
         grid.notes = notes
         if sampling.condition is not None:
-            checked_condition(sampling.condition, 1, trained.model)
+            check_condition(sampling.condition, 1, trained.model)
             grid.notes.append(f"all samples were asked for: {grid.task.caption(sampling.condition)}")
         for weight in guidance:
             sampling.model(trained.model, weight, sampling.prompt_for(0))
@@ -870,7 +870,7 @@ def choose_samplers(samplers: Samplers, model: Model) -> tuple[dict[str, Sampler
             members = SETS.get(spec.lower()) if isinstance(spec, str) else None
             for member in members or [spec]:
                 sampler = sampler_from(member, model)
-                reason = sampler.refuses(model)
+                reason = sampler.unsupported_reason(model)
                 if reason and members is None:
                     raise SamplingError(f"{sampler}: {reason}")
                 if reason:
@@ -896,7 +896,7 @@ def check(
     asked = list(nfes) if isinstance(nfes, Iterable) else [nfes]
     if not asked:
         raise SamplingError("nfes holds no budget; name one, such as 32")
-    budgets = sorted({whole(nfe, "nfe") for nfe in asked})
+    budgets = sorted({positive_int(nfe, "nfe") for nfe in asked})
     sampling.check_model(model)
     for nfe, (name, sampler) in product(budgets, samplers.items()):
         try:

@@ -15,7 +15,7 @@ from tauflow.denoise import Model
 from tauflow.errors import SamplingError, SettingsError
 from tauflow.process import Mixture, Uniform
 from tauflow.samplers.registry import registered_sampler
-from tauflow.samplers.run import Driven, whole
+from tauflow.samplers.run import Driven, positive_int
 from tauflow.samplers.sampler import Sampler
 from tauflow.untrusted import read_json
 
@@ -65,7 +65,7 @@ class TauflowScheduler(SchedulerMixin, ConfigMixin):
             )
         some = Model(lambda x, t: x, Mixture(Uniform(2), schedule), (1,))  # of any vocabulary
         self.sampler = sampler if isinstance(sampler, Sampler) else registered_sampler(sampler, some)
-        if reason := self.sampler.refuses(some):
+        if reason := self.sampler.unsupported_reason(some):
             raise SamplingError(reason)
         self.register_to_config(sampler=str(self.sampler))
         self.schedule = schedule
@@ -84,7 +84,7 @@ class TauflowScheduler(SchedulerMixin, ConfigMixin):
 
     def set_timesteps(self, num_inference_steps: int, device: str | torch.device | None = None) -> None:
         """Set the evaluations of a canvas."""
-        self.num_inference_steps = whole(num_inference_steps, "num_inference_steps")
+        self.num_inference_steps = positive_int(num_inference_steps, "num_inference_steps")
         self.timesteps = torch.arange(self.num_inference_steps, device=device)
         self._driven = None
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tauflow.denoise import DROPPED
-from tauflow.denoise.denoiser import single
+from tauflow.denoise.posterior import at_least_float32
 from tauflow.errors import SettingsError
 
 
@@ -65,7 +65,7 @@ class Network(nn.Module, ABC):
 
         A head that can do so without all V logits overrides it: training asks for nothing else.
         """
-        return F.cross_entropy(single(self.head(rows)), x_1, reduction="none")
+        return F.cross_entropy(at_least_float32(self.head(rows)), x_1, reduction="none")
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
         """Return logits (B, D, V); the arguments are those of `hidden`."""

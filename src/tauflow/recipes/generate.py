@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tauflow.denoise import Model, TruncatedDenoiser
+from tauflow.denoise import Model, ProcessedDenoiser
+from tauflow.denoise.processors import split_truncation
 from tauflow.errors import SettingsError, shorten
 from tauflow.recipes.language import Language
 from tauflow.samplers import Prompt, Sampler, State, StepInfo, sample, sampler_from
-from tauflow.samplers.run import seeded, unprompted, whole
+from tauflow.samplers.run import make_generator, positive_int, unprompted
 from tauflow.train import Trained
 
 Text = str | Sequence[Mapping[str, str]]
@@ -131,7 +132,7 @@ def generate(
     length, size = _choose_sizes(task, encoded, max_new_tokens, block)
     check_blocks(length, size, nfe)
     chosen = sampler_from(sampler, trained.model)
-    generator = seeded(seed)
+    generator = make_generator(seed)
     adjust = Adjustments(guidance, temperature)
     prompted: PromptsInSequence | PromptsAsConditions
     if task.conditions:
@@ -229,7 +230,7 @@ class PromptsInSequence:
         model = dataclasses.replace(self.model, shape=tokens.shape[1:])
         model = self.adjust(model, Prompt(tokens, columns < width))
         if not real.all():
-            model = model.attending(torch.cat([real, torch.ones_like(seen, dtype=torch.bool)], 1))
+            model = model.with_attention_mask(torch.cat([real, torch.ones_like(seen, dtype=torch.bool)], 1))
         start = width + begin
         return BlockRequest(model, start, size, prompt=Prompt(tokens, columns < start))
 
@@ -260,15 +261,14 @@ class Adjustments:
     temperature: float
 
     def __call__(self, model: Model, prompt: Prompt | None) -> Model:
-        truncated = model.denoiser
-        if isinstance(truncated, TruncatedDenoiser):
-            model = dataclasses.replace(model, denoiser=truncated.denoiser)
+        denoiser, truncation = split_truncation(model.denoiser)
+        model = dataclasses.replace(model, denoiser=denoiser)
         if self.guidance != 1:
             model = model.guided(self.guidance, prompt and unprompted(model, prompt))
         if self.temperature != 1:
             model = model.tempered(self.temperature)
-        if isinstance(truncated, TruncatedDenoiser):
-            model = model.truncated(truncated.top_k, truncated.top_p)
+        if truncation is not None:
+            model = dataclasses.replace(model, denoiser=ProcessedDenoiser(model.denoiser, truncation))
         return model
 
 
@@ -335,8 +335,8 @@ def _choose_sizes(
     """Return N and K; raise an error if a prompt leaves no room for the new tokens."""
     longest = max(range(len(encoded)), key=lambda number: len(encoded[number]))
     taken = len(encoded[longest])
-    new = task.new_tokens(taken) if max_new_tokens is None else whole(max_new_tokens, "max_new_tokens")
-    size = (task.block or new) if block is None else whole(block, "block")
+    new = task.new_tokens(taken) if max_new_tokens is None else positive_int(max_new_tokens, "max_new_tokens")
+    size = (task.block or new) if block is None else positive_int(block, "block")
     context = len(task.sized(size).conditions) + size if task.conditions else task.context
     if context is not None and taken + new > context:
         more = "" if max_new_tokens is None else ", or ask for fewer new tokens"
@@ -354,7 +354,7 @@ def check_blocks(new: int, size: int, nfe: int) -> None:
             f"The block size must divide the number of new tokens, got {size} and {new}. Ask for "
             f"{-(-new // size) * size} new tokens, or choose another block size."
         )
-    if whole(nfe, "nfe") < new // size:
+    if positive_int(nfe, "nfe") < new // size:
         raise SettingsError(
             f"nfe must be at least 1 per block, got {nfe} for {new // size} blocks. Increase nfe, or choose "
             "larger blocks."

@@ -1,13 +1,21 @@
-"""Walks through the coordinates of a sample along which neighbours follow each other.
+"""Where coordinates are: curves along which neighbors follow each other, orders in which they are far apart.
 
-Systematic coins take every so many-th coordinate of a walk, so that what is chosen together lies far apart.
-A sequence is walked from its first coordinate to its last, a grid along Hilbert's curve: cells that are near
-on the curve are near on the grid, so every stretch of it is a patch, not a row. Sizes that are no power of
-two keep those cells of the next larger curve that their evenly spread positions are. Channels that are
-revealed together share their pixel's place on the curve; channels that are apart follow one after the other,
-and each begins elsewhere on the curve, so that a choice hits different pixels in each.
+**Curves.** Systematic coins take every so many-th coordinate of a curve, so that what is chosen together is
+far apart. A sequence is passed from its first coordinate to its last, a grid along Hilbert's curve: cells
+that are near on the curve are near on the grid, so every stretch of it is a patch, not a row. Sizes that
+aren't powers of two keep those cells of the next larger curve that their evenly spread positions are.
+Channels revealed together share their pixel's place on the curve. Channels that are apart follow one after
+the other, and each starts elsewhere on the curve, so that a choice hits different pixels in each.
 
-Shapes: B sequences, D coordinates, G groups of coordinates.
+**Orders.** Rank 0 is revealed first. A sequence is ranked by the reversed bits of its positions (van der
+Corput). In two dimensions the rank is Bayer's dither matrix: the reversed bits of row xor column, interleaved
+with those of the row, so that the first half of the ranks is a checkerboard, the first quarter every second
+cell of every second row, and so on. A size that isn't a power of two is 2^a m, m odd: a bits are those of the
+position, the others those of its share of m in binary. The other order of a grid is greedy: next comes the
+cell that is farthest from all that came before it, round the edges of the grid. It is as even at sizes that
+aren't powers of two.
+
+Shapes: B sequences, D coordinates, G groups of coordinates, A axes.
 """
 
 import math
@@ -24,8 +32,8 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, eq=False)
-class Walk:
-    """Coordinates in the order of a walk; `group` of them are chosen together."""
+class Curve:
+    """Coordinates in the order of a curve; `group` of them are chosen together."""
 
     order: Tensor | None = None  # (D,) coordinates; None: as they are
     group: int = 1
@@ -40,23 +48,23 @@ class Walk:
         return torch.empty_like(number).scatter_(1, order.expand_as(number), number)
 
 
-RASTER = Walk()
+RASTER = Curve()
 
 
 @lru_cache(maxsize=64)
-def walk_of(shape: tuple[int, ...], channels: ChannelsName | None = None) -> Walk:
-    """Return the walk through samples of a shape, whose last axis may hold channels."""
+def curve_of(shape: tuple[int, ...], channels: ChannelsName | None = None) -> Curve:
+    """Return the curve through samples of a shape, whose last axis may hold channels."""
     grid = shape if channels is None else shape[:-1]
     if channels is None and sum(size > 1 for size in grid) < 2:
         return RASTER
-    curve = hilbert(grid)
+    cells = hilbert(grid)
     if channels is None:
-        return Walk(curve)
+        return Curve(cells)
     count = shape[-1]
     if channels == "together":
-        return Walk((curve[:, None] * count + torch.arange(count)).flatten(), count)
-    begins = [round(len(curve) * GOLDEN * channel) for channel in range(count)]
-    return Walk(torch.cat([curve.roll(begin) * count + channel for channel, begin in enumerate(begins)]))
+        return Curve((cells[:, None] * count + torch.arange(count)).flatten(), count)
+    begins = [round(len(cells) * GOLDEN * channel) for channel in range(count)]
+    return Curve(torch.cat([cells.roll(begin) * count + channel for channel, begin in enumerate(begins)]))
 
 
 def hilbert(grid: Sequence[int]) -> Tensor:
@@ -72,28 +80,14 @@ def hilbert(grid: Sequence[int]) -> Tensor:
             axes[0] = torch.where(upper, axes[0] ^ low, axes[0] ^ swap)
     for n in range(1, len(axes)):  # Gray code
         axes[n] = axes[n] ^ axes[n - 1]
-    turn = torch.zeros_like(axes[0])
+    flips = torch.zeros_like(axes[0])
     for bit in range(1, bits):
-        turn = torch.where((axes[-1] >> bit & 1).bool(), turn ^ (2**bit - 1), turn)
-    code = torch.zeros_like(turn)
+        flips = torch.where((axes[-1] >> bit & 1).bool(), flips ^ (2**bit - 1), flips)
+    code = torch.zeros_like(flips)
     for bit in reversed(range(bits)):
         for axis in axes:
-            code = 2 * code + ((axis ^ turn) >> bit & 1)
+            code = 2 * code + ((axis ^ flips) >> bit & 1)
     return code.flatten().argsort()
-
-
-# Orders in which neighbours come far apart: coordinates of near ranks lie far from each other.
-#
-# Rank 0 is revealed first. A sequence is ranked by the reversed bits of its positions (van der Corput). In
-# two dimensions the rank is Bayer's dither matrix: the reversed bits of row xor column, interleaved with
-# those of the row, so that the first half of the ranks is a checkerboard, the first quarter every second cell
-# of every second row, and so on. A size that is no power of two is 2^a m, m odd: a bits are those of the
-# position, the others those of its share of m in binary.
-#
-# The other order of a grid is greedy: next comes the cell that is farthest from all that came before it,
-# round the edges of the grid. It is as even at sizes that are no powers of two.
-#
-# Shapes: B sequences, D coordinates, A axes.
 
 
 def spaced_ranks(geometry: tuple[int, ...]) -> Tensor:

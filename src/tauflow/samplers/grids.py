@@ -18,7 +18,7 @@ from torch import Tensor
 from tauflow.errors import SamplingError
 from tauflow.process import Process
 
-MOST_STEPS = 10**6
+MAX_STEPS = 10**6
 GridName = Literal["t", "tau", "early"]
 
 
@@ -48,11 +48,11 @@ class Grid:
         return self._steps[1][n]
 
 
-def refuse_too_long(nfe: int) -> None:
-    """Raise if so many evaluations cannot be meant."""
-    if nfe > MOST_STEPS:
+def check_steps(nfe: int) -> None:
+    """Raise an error for a budget that can only be a mistake."""
+    if nfe > MAX_STEPS:
         raise SamplingError(
-            f"nfe must be at most {MOST_STEPS} for a sampler on a time grid, got {nfe}; a thousand are "
+            f"nfe must be at most {MAX_STEPS} for a sampler on a time grid, got {nfe}; a thousand are "
             "close to the limit of small steps"
         )
 

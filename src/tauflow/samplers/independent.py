@@ -4,12 +4,12 @@ A step draws its coordinates as if they were independent given what is revealed,
 they are is read off a stand-in for the data: a Gaussian field over the coordinates, whose correlations are
 the learned influences (`tauflow.learn_influence`): by how much revealing one coordinate, and nothing else,
 moves the posterior of another. In the field everything else is known, C_ij the covariances given what is
-revealed: a revealed coordinate screens off what lies behind it, and the copy of a revealed one depends on
+revealed: a revealed coordinate screens off what is behind it, and the copy of a revealed one depends on
 nothing any more, wherever it stands.
 
 Evaluation n reveals an independent set of k_n coordinates in the graph whose edges are the masked pairs with
 |C_ij| > theta (C_ii C_jj)^1/2. The set is greedy: first come those that explain most of the variance of what
-is masked, sum over j of C_ij^2 / C_ii, and each one excludes its neighbours. theta is the least, from
+is masked, sum over j of C_ij^2 / C_ii, and each one excludes its neighbors. theta is the least, from
 0.05 on, with which k_n coordinates are found. The first coordinate of a sequence is random.
 
 All of this is a function of positions, of counts and of the place of a prompt: an order that is drawn before
@@ -27,15 +27,13 @@ from torch import Tensor
 
 from tauflow.denoise import Model
 from tauflow.samplers.reveal import OrderName, Reveal, RevealPlan, RevealState
-from tauflow.samplers.sampler import Problem, fixed, require
+from tauflow.samplers.sampler import Problem, check, fixed
 
-LEAST = 1e-3  # of a variance, and of an eigenvalue of the correlations
-GRAIN = (
-    2.0**-20
-)  # of a correlation: rounding errors of eigenvectors, which depend on the machine, are smaller
+MIN_VARIANCE = 1e-3  # of a variance, and of an eigenvalue of the correlations
+GRAIN = 2.0**-20  # of a correlation: rounding errors of eigenvectors, which vary by machine, are smaller
 FLOOR = 0.05  # of theta: lower correlations are mostly the noise of learning
 HALVINGS = 12  # of the range in which theta lies
-ENTRIES = 2**24  # of covariances that are held at once: 64 megabytes
+MAX_ENTRIES = 2**24  # of covariances that are held at once: 64 megabytes
 
 
 @dataclass(frozen=True)
@@ -44,21 +42,21 @@ class Independent(Reveal):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
+        check(
             self.counts != "entropy",
             "counts=entropy says itself what comes first; independent sets need others, such as counts=power",
         )
-        require(
+        check(
             self.extrapolation != "learned",
             "extrapolation=learned has weights of other sets than independent ones; use extrapolation=pairs",
         )
 
-    def refuses(self, model: Model) -> str:
+    def unsupported_reason(self, model: Model) -> str:
         missing = (
             "the influence of coordinates on each other is not known: learn it with "
             "tauflow.learn_influence(model), or sample.py --learn_influence; or use spaced"
         )
-        return super().refuses(model) or ("" if model.influence is not None else missing)
+        return super().unsupported_reason(model) or ("" if model.influence is not None else missing)
 
     def init(
         self, problem: Problem, x_0: Tensor, plan: RevealPlan, generator: torch.Generator
@@ -67,7 +65,7 @@ class Independent(Reveal):
         assert problem.influence is not None  # else it is refused
         field, movable = correlations(problem.influence), problem.movable(x_0).cpu()
         ends = [self.after(problem, state.free, n, plan.steps) for n in range(plan.steps + 1)]
-        group = max(1, ENTRIES // movable.shape[1] ** 2)
+        group = max(1, MAX_ENTRIES // movable.shape[1] ** 2)
         parts = (movable, state.order, torch.stack(ends, dim=1))
         split = zip(*(part.split(group) for part in parts), strict=True)
         ranks = torch.cat([independent_ranks(field, *each) for each in split])
@@ -77,7 +75,7 @@ class Independent(Reveal):
 def correlations(influence: Tensor) -> Tensor:
     """Return the correlations (D, D) nearest to an influence that a Gaussian field can have."""
     values, vectors = torch.linalg.eigh(influence.double().fill_diagonal_(1.0))
-    possible = (vectors * values.clamp(min=LEAST)) @ vectors.T
+    possible = (vectors * values.clamp(min=MIN_VARIANCE)) @ vectors.T
     scale = possible.diagonal().rsqrt()
     return ((scale[:, None] * possible * scale / GRAIN).round() * GRAIN).float()
 
@@ -99,7 +97,7 @@ def independent_ranks(field: Tensor, movable: Tensor, order: Tensor, ends: Tenso
         count = ends[:, n + 1] - ends[:, n]
         if not count.any():  # fewer free coordinates than evaluations
             continue
-        variance = covariance.diagonal(dim1=1, dim2=2).clamp(min=0) + LEAST
+        variance = covariance.diagonal(dim1=1, dim2=2).clamp(min=0) + MIN_VARIANCE
         explained = (covariance.square() * left[:, None]).sum(2) / variance
         if not n:
             explained.masked_fill_(order == 0, torch.inf)
@@ -130,18 +128,18 @@ def _independent(correlation: Tensor, candidates: Tensor, left: Tensor, count: T
 def _greedy(
     correlation: Tensor, candidates: Tensor, left: Tensor, count: Tensor, theta: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return places (B, K) of candidates (B, D) in turn, none of them a neighbour of one before.
+    """Return places (B, K) of candidates (B, D) in turn, none of them a neighbor of one before.
 
     Also whether the first so many (B,) of them are left (B, D), so that there are enough.
     """
     rows, length = torch.arange(len(count)), left.shape[1]
-    turns = candidates.argsort(1).masked_fill(~left, length)
+    ranks = candidates.argsort(1).masked_fill(~left, length)
     enough, places = torch.ones(len(count), dtype=torch.bool), []
     for number in range(int(count.max())):
-        turn, place = turns.min(1)
-        enough &= (turn < length) | (number >= count)
+        rank, place = ranks.min(1)
+        enough &= (rank < length) | (number >= count)
         near = correlation[rows, place] > theta[:, None]
-        turns = turns.masked_fill(near, length).scatter(1, place[:, None], length)
+        ranks = ranks.masked_fill(near, length).scatter(1, place[:, None], length)
         places.append(place)
     return torch.stack(places, dim=1), enough
 
@@ -151,6 +149,6 @@ def _reveal(covariance: Tensor, places: Tensor, count: Tensor) -> None:
     for number in range(int(count.max())):
         place = places[:, number, None]
         columns = covariance[torch.arange(len(place)), :, place.squeeze(1)]  # (B, D)
-        variance = columns.gather(1, place).clamp(min=0) + LEAST
+        variance = columns.gather(1, place).clamp(min=0) + MIN_VARIANCE
         weight = columns / variance * (number < count)[:, None]
         covariance.baddbmm_(weight[:, :, None], columns[:, None], alpha=-1)

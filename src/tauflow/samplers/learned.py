@@ -22,14 +22,14 @@ import torch
 from torch import Tensor
 
 from tauflow.denoise import Denoiser, LearnedCounts, Model
-from tauflow.denoise.model import checked_counts
+from tauflow.denoise.model import check_counts
 from tauflow.errors import CheckpointError, SamplingError
 from tauflow.files import digest, write
 from tauflow.samplers.geometry import is_grid
 from tauflow.samplers.random import chunks
 from tauflow.samplers.reveal import OrderName, drawn_keys, drawn_times, needs_masks, order_of_counts
-from tauflow.samplers.run import check_model, sample, seeded
-from tauflow.samplers.sampler import Problem, require
+from tauflow.samplers.run import make_generator, model_from, sample
+from tauflow.samplers.sampler import Problem, check
 from tauflow.untrusted import read_json
 
 # Small JSON files next to a checkpoint: learned order, counts, influence.
@@ -112,11 +112,11 @@ def dependence(
     model: Model, *, contexts: int = 16, data: Tensor | None = None, nfe: int = 16, seed: int = 0
 ) -> Tensor:
     """Measure by how much revealing one coordinate moves the posterior of another, (D, D)."""
-    check_model(model)
+    model = model_from(model)
     process, denoiser, length = model.process, model.denoiser, model.length
     if not process.absorbing:
         raise SamplingError(f"an order of reveals needs a masked source; this model has a {process.name} one")
-    generator = seeded(seed)
+    generator = make_generator(seed)
     if data is None:
         data = sample(model, "fhs", nfe, count=contexts, seed=generator).tokens
     data = check_data(data, length, process.num_tokens)
@@ -196,9 +196,9 @@ def read_order(checkpoint: str | Path, length: int) -> Tensor | None:
 
 def _posteriors(denoiser: Denoiser, x: Tensor, t: float, places: Tensor) -> Tensor:
     """Return posterior rows (B, M, V) at places (M,) of each sequence."""
-    evaluation = denoiser.evaluate(x, torch.full((len(x),), t, device=x.device))
+    posterior = denoiser.evaluate(x, torch.full((len(x),), t, device=x.device))
     index = torch.arange(len(x), device=x.device)[:, None] * x.shape[1] + places
-    return evaluation.rows(index.flatten()).unflatten(0, index.shape)
+    return posterior.probs(index.flatten()).unflatten(0, index.shape)
 
 
 # Influence of coordinates on each other, learned from a network; its file by a checkpoint.
@@ -210,7 +210,7 @@ def _posteriors(denoiser: Denoiser, x: Tensor, t: float, places: Tensor) -> Tens
 #
 # Shapes: B sequences, D coordinates, V data tokens.
 
-LEVELS = 255  # of the root of an influence: one byte, and small ones are told apart
+MAX_BYTE = 255  # of the root of an influence: one byte, and small ones are told apart
 
 
 @torch.no_grad()
@@ -226,18 +226,18 @@ def learn_influence(
         nfe: budget of these samples.
         seed: of everything drawn.
     """
-    check_model(model)
+    model = model_from(model)
     process, length = model.process, model.length
     if not process.absorbing:
         raise SamplingError(
             f"influence is of reveals, from a masked source; this model has a {process.name} one"
         )
     if data is None:
-        data = sample(model, "fhs", nfe, count=contexts, seed=seeded(seed)).tokens
+        data = sample(model, "fhs", nfe, count=contexts, seed=make_generator(seed)).tokens
     data = check_data(data, length, process.num_tokens).to(model.denoiser.device)
-    problem, masks = Problem.of(model), process.start((1, length)).to(data.device)
+    problem, masks = Problem(model), process.start((1, length)).to(data.device)
     t = process.t_from_share(torch.tensor([1 / (length + 1)], dtype=torch.float64))
-    nothing = problem.evaluate(masks, t).kept().dense()  # (1, D, V)
+    nothing = problem.evaluate(masks, t).clone().dense()  # (1, D, V)
     total = torch.zeros(length, length, dtype=torch.float64)
     for tokens in data:
         for places in torch.arange(length).split(max(1, POSTERIORS // (length * process.num_tokens))):
@@ -252,7 +252,7 @@ def learn_influence(
 def _pack(influence: Tensor) -> bytes:
     """Return the influence (D, D) of all pairs, a byte each."""
     row, column = torch.triu_indices(len(influence), len(influence), offset=1)
-    return bytes((influence[row, column].sqrt() * LEVELS).round().int().tolist())
+    return bytes((influence[row, column].sqrt() * MAX_BYTE).round().int().tolist())
 
 
 def _unpack(content: bytes, length: int) -> Tensor:
@@ -261,7 +261,7 @@ def _unpack(content: bytes, length: int) -> Tensor:
     if len(content) != len(row):
         raise ValueError(f"{len(content)} numbers for {len(row)} pairs")
     influence = torch.zeros(length, length)
-    influence[row, column] = (torch.tensor(list(content)) / LEVELS).square()
+    influence[row, column] = (torch.tensor(list(content)) / MAX_BYTE).square()
     return influence + influence.T
 
 
@@ -327,7 +327,7 @@ STEP = 2**0.25  # ratio of the larger budgets that have
 DIGITS = 6  # of a forecast
 ROWS = 2**26  # entries of rows held together: 256 megabytes
 TINY = 1e-30  # a probability that counts as none
-LEAST = 1e-6  # nats that count as some
+MIN_NATS = 1e-6  # nats that count as some
 
 
 def learn_counts(
@@ -350,13 +350,13 @@ def learn_counts(
         nfe: budget of these samples; by default D, one token an evaluation.
         seed: of everything drawn.
     """
-    check_model(model)
+    model = model_from(model)
     check_order(model, order)
-    generator = seeded(seed)
+    generator = make_generator(seed)
     if data is None:
         data = sample(model, "fhs", nfe or model.length, count=contexts, seed=generator).tokens
     data = check_data(data, model.length, model.process.num_tokens)
-    require(
+    check(
         len(data) > 1,
         "counts are learned from at least 2 sequences: one half of them chooses, the other forecasts",
     )
@@ -367,7 +367,7 @@ def learn_counts(
 def check_order(model: Model, order: Any) -> None:
     """Raise if there is no such order of reveals, or none for this model."""
     names = get_args(OrderName)
-    require(order in names, f"order must be one of {', '.join(names)}, got {order!r}")
+    check(order in names, f"order must be one of {', '.join(names)}, got {order!r}")
     if reason := needs_masks(model, order):
         raise SamplingError(reason)
 
@@ -383,9 +383,9 @@ def orders_of(model: Model) -> list[OrderName]:
 def excess(model: Model, order: OrderName, data: Tensor, seed: int | torch.Generator = 0) -> Tensor:
     """Measure E[c, j] on data (B, D), float64 (D, D): what the j-th token costs if it is drawn given c."""
     check_order(model, order)
-    process, length, generator = model.process, model.length, seeded(seed)
+    process, length, generator = model.process, model.length, make_generator(seed)
     data = check_data(data, length, process.num_tokens).to(model.denoiser.device)
-    problem, along = Problem.of(model), order_of_counts(order, model.shape)
+    problem, along = Problem(model), order_of_counts(order, model.shape)
     keys = drawn_keys(along, problem, len(data), generator).expand(len(data), length)
     times = drawn_times(along, process, torch.full((len(data),), length), length, generator)
     group = max(1, ROWS // (length * process.num_tokens))
@@ -406,11 +406,11 @@ def _excess(problem: Problem, data: Tensor, places: Tensor, times: Tensor) -> Te
     own = torch.zeros(batch * length, num_tokens, device=data.device)  # p(. | first j) at the j-th coordinate
     found = torch.zeros(length, length, dtype=torch.float64)
     for known in reversed(range(length)):
-        evaluation = problem.evaluate(torch.where(ranks < known, data, start), times[:, known])
+        posterior = problem.evaluate(torch.where(ranks < known, data, start), times[:, known])
         hidden = offsets + places[:, known:]
-        own[hidden[:, 0]] = evaluation.rows(hidden[:, 0]).float()
+        own[hidden[:, 0]] = posterior.probs(hidden[:, 0]).float()
         costs = [
-            divergence(own[index], evaluation.rows(index)) for index in chunks(hidden.flatten(), num_tokens)
+            divergence(own[index], posterior.probs(index)) for index in chunks(hidden.flatten(), num_tokens)
         ]
         found[known, known:] = torch.cat(costs).view(batch, -1).cpu().double().sum(0)
     return found
@@ -453,7 +453,7 @@ def weights_of(costs: Tensor, counts: Sequence[int]) -> tuple[float, ...]:
     for known, end in pairwise(ends):
         debt += costs[known, known:end].sum().item()
         says = (costs[before, known:end] - costs[known, known:end]).sum().item()
-        weight = round(min(1.0, debt / says), DIGITS) if debt > LEAST and says > LEAST else 0.0
+        weight = round(min(1.0, debt / says), DIGITS) if debt > MIN_NATS and says > MIN_NATS else 0.0
         debt -= weight * says
         found.append(weight)
         before = known
@@ -520,7 +520,7 @@ def read_counts(checkpoint: str | Path, length: int) -> tuple[LearnedCounts, ...
             found.append(LearnedCounts(each["order"], counts, tuple(each["excess"]), weights))
         if unknown := {each.order for each in found} - set(get_args(OrderName)):
             raise ValueError(f"unknown orders {unknown}")
-        return checked_counts(found, length)
+        return check_counts(found, length)
 
     largest = len(get_args(OrderName)) * (20_000 + 200 * length)
     what = f"counts for {length} coordinates"

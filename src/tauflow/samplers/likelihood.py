@@ -1,4 +1,4 @@
-"""nll: what a few-step sampler's own law says of data, by teacher forcing.
+"""nll: what a few-step sampler's own distribution says about data, by teacher forcing.
 
 A sampler of a masked process chooses in every step a set of coordinates and draws their tokens from rows that
 were made before. Data goes through the same steps: the sets are chosen as always, the tokens are those of the
@@ -24,8 +24,8 @@ from tauflow.errors import SamplingError
 from tauflow.numerics import precise
 from tauflow.samplers.random import Drawing
 from tauflow.samplers.registry import sampler_from
-from tauflow.samplers.run import Request, check_model, checked_condition, run, seeded, whole
-from tauflow.samplers.sampler import Sampler, require
+from tauflow.samplers.run import Request, check_condition, make_generator, model_from, positive_int, run
+from tauflow.samplers.sampler import Sampler, check
 
 ROUNDING = 1e-6  # probability of staying below which it is 0 but for rounding
 
@@ -37,18 +37,18 @@ class Forced(Drawing):
         self.data = data
         self.nats = torch.zeros(data.shape, dtype=precise(data.device), device=data.device)
 
-    def tokens(self, weights: Tensor, places: Tensor, generator: torch.Generator) -> Tensor:
-        tokens = self.data.flatten()[places]
+    def tokens(self, weights: Tensor, index: Tensor, generator: torch.Generator) -> Tensor:
+        tokens = self.data.flatten()[index]
         weights = weights.to(self.nats.dtype)
         share = weights.gather(1, tokens[:, None]).squeeze(1) / weights.sum(-1)
-        self.nats.view(-1)[places] -= share.log()
+        self.nats.view(-1)[index] -= share.log()
         return tokens
 
-    def moves(self, moves: Tensor, chance: Tensor, weights: Tensor, places: Tensor) -> Tensor:
-        stuck = weights.gather(1, self.data.flatten()[places][:, None]).squeeze(1) == 0
-        stay = 1 - chance
+    def moves(self, moves: Tensor, probability: Tensor, weights: Tensor, index: Tensor) -> Tensor:
+        stuck = weights.gather(1, self.data.flatten()[index][:, None]).squeeze(1) == 0
+        stay = 1 - probability
         cost = torch.where(stay > ROUNDING, stay, 0.0).log().to(self.nats.dtype)  # -inf where it must move
-        self.nats.view(-1)[places] -= torch.where(stuck, cost, 0.0)
+        self.nats.view(-1)[index] -= torch.where(stuck, cost, 0.0)
         return moves & ~stuck
 
 
@@ -94,59 +94,59 @@ def nll(
         seed: of the sets, or a torch.Generator.
         batch_size: how many items the denoiser is given at once; None is all of them.
     """
-    check_model(model)
+    model = model_from(model)
     sampler = sampler_from(sampler, model)
     if reason := no_likelihood(sampler, model):
         raise SamplingError(reason)
     device = model.denoiser.device
-    tokens = checked_items(data, model).to(device)
-    frozen = checked_known(known, tokens)
+    tokens = check_items(data, model).to(device)
+    known_at = check_known(known, tokens)
     read = model.denoiser.attention
     if read is not None and read.shape == tokens.shape:  # what stands in the padding is given too
-        frozen = ~read.to(device) if frozen is None else frozen | ~read.to(device)
-    generator = seeded(seed)
+        known_at = ~read.to(device) if known_at is None else known_at | ~read.to(device)
+    generator = make_generator(seed)
     x_0 = model.process.start(tuple(tokens.shape), generator).to(device)
     forced = Forced(tokens)
     request = Request(
         model,
-        whole(nfe, "nfe"),
-        x_0 if frozen is None else torch.where(frozen, tokens, x_0),
+        positive_int(nfe, "nfe"),
+        x_0 if known_at is None else torch.where(known_at, tokens, x_0),
         generator,
-        frozen=frozen,
-        condition=checked_condition(condition, len(tokens), model),
-        batch_size=None if batch_size is None else whole(batch_size, "batch_size"),
+        known=known_at,
+        condition=check_condition(condition, len(tokens), model),
+        batch_size=None if batch_size is None else positive_int(batch_size, "batch_size"),
         drawing=forced,
     )
     if not torch.equal(run(sampler, request).tokens, tokens):
         raise SamplingError(
             f"{sampler} draws tokens itself, so nothing says how probable data is; let it draw them with "
-            "problem.drawing.tokens(weights, places, generator)"
+            "problem.draw(weights, index, generator)"
         )
     return forced.nats.sum(1).double().cpu()
 
 
-def checked_items(data: Any, model: Model) -> Tensor:
+def check_items(data: Any, model: Model) -> Tensor:
     """Return items of data (B, D) of a model; refuse what is none."""
-    require(isinstance(data, Tensor), f"data must be a tensor of tokens, got {type(data).__name__}")
+    check(isinstance(data, Tensor), f"data must be a tensor of tokens, got {type(data).__name__}")
     shapes = f"(B, {model.length})" + (
         f" or (B, {', '.join(map(str, model.shape))})" * (len(model.shape) > 1)
     )
     fits = data.ndim > 1 and len(data) > 0 and tuple(data.shape[1:]) in ((model.length,), model.shape)
-    require(fits, f"data must have the shape {shapes}, got {tuple(data.shape)}")
+    check(fits, f"data must have the shape {shapes}, got {tuple(data.shape)}")
     whole_numbers = not (data.is_floating_point() or data.dtype == torch.bool)
-    require(whole_numbers, f"data must hold integer tokens, got {data.dtype}")
+    check(whole_numbers, f"data must hold integer tokens, got {data.dtype}")
     last = model.process.num_tokens - 1
     inside = int(data.min()) >= 0 and int(data.max()) <= last
-    require(inside, f"data holds tokens outside 0 .. {last}; give items of the model's own data")
+    check(inside, f"data holds tokens outside 0 .. {last}; give items of the model's own data")
     return data.flatten(1).long()
 
 
-def checked_known(known: Any, tokens: Tensor) -> Tensor | None:
+def check_known(known: Any, tokens: Tensor) -> Tensor | None:
     """Return where tokens (B, D) are given, on their device; refuse what does not say so."""
     if known is None:
         return None
     fits = isinstance(known, Tensor) and known.numel() in (tokens.numel(), tokens.shape[1])
-    require(
+    check(
         fits and known.dtype == torch.bool,
         f"known must be boolean, of the shape {tuple(tokens.shape)} or {tuple(tokens.shape[1:])}",
     )

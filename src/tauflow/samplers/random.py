@@ -1,6 +1,7 @@
-"""Random draws: coins, and tokens from rows.
+"""Random draws: coins, and tokens from probabilities.
 
-Shapes: B sequences, D coordinates, V data tokens, R rows. A place is a coordinate in the flattened (B * D,).
+Shapes: B sequences, D coordinates, V data tokens, R rows. An index (R,) names coordinates by their place in
+the flattened (B * D,).
 """
 
 import math
@@ -10,25 +11,24 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tauflow.denoise import Evaluation
 from tauflow.errors import SamplingError
 from tauflow.numerics import precise
-from tauflow.samplers.geometry import Walk
+from tauflow.samplers.geometry import RASTER, Curve
 
 CoinName = Literal["independent", "systematic"]
 CHUNK = 2**19  # entries of a chunk of rows: a few megabytes of work space
 LARGE = 2**16  # V above which a chunk of that size has so few rows that a head mostly reads its own weights
-FEWEST = 16  # rows of a chunk at such a V
+MIN_ROWS = 16  # of a chunk at such a V
 
 
-def chunks(places: Tensor, num_tokens: int) -> Sequence[Tensor]:
-    """Split places (R,) so that the rows of a part take a few megabytes, or a few rows where V is large."""
-    rows = FEWEST if num_tokens > LARGE else max(1, CHUNK // num_tokens)
-    return places.split(rows) if len(places) else ()
+def chunks(index: Tensor, num_tokens: int) -> Sequence[Tensor]:
+    """Split an index (R,) so that the rows of a part take a few megabytes, or a few rows where V is large."""
+    rows = MIN_ROWS if num_tokens > LARGE else max(1, CHUNK // num_tokens)
+    return index.split(rows) if len(index) else ()
 
 
-def places_of(chosen: Tensor) -> Tensor:
-    """Return the places (R,) of the true coordinates of chosen (B, D)."""
+def index_of(chosen: Tensor) -> Tensor:
+    """Return the index (R,) of the true coordinates of chosen (B, D)."""
     return chosen.flatten().nonzero().squeeze(1)
 
 
@@ -37,8 +37,8 @@ def uniforms(count: int, generator: torch.Generator, device: torch.device) -> Te
     return torch.rand(count, generator=generator, dtype=precise(device), device=generator.device).to(device)
 
 
-def categorical(weights: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw tokens (R,) in proportion to weights (R, V) by inverse CDF, with one float64 uniform for each row.
+def sample_categorical(weights: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw tokens (R,) in proportion to weights (R, V) by inverse CDF, with one float64 uniform per row.
 
     Float32 Gumbel noise would cut the tails off and act like a lower temperature. Where float64 does not
     exist the sums are in float32, which resolves tails down to about 1e-7.
@@ -53,46 +53,40 @@ def categorical(weights: Tensor, generator: torch.Generator) -> Tensor:
 
 
 class Drawing:
-    """How tokens come out of rows: drawn. `likelihood.Forced` takes them from data instead.
+    """How tokens come out of probabilities: drawn. `likelihood.Forced` takes them from data instead.
 
     Every token that a sampler keeps must come from here.
     """
 
-    def tokens(self, weights: Tensor, places: Tensor, generator: torch.Generator) -> Tensor:
-        """Return a token for each of the coordinates places (R,), drawn by weights (R, V)."""
-        return categorical(weights, generator)
+    def tokens(self, weights: Tensor, index: Tensor, generator: torch.Generator) -> Tensor:
+        """Return a token for each of the coordinates index (R,), drawn by weights (R, V)."""
+        return sample_categorical(weights, generator)
 
-    def moves(self, moves: Tensor, chance: Tensor, weights: Tensor, places: Tensor) -> Tensor:
-        """Return which of the coordinates places (R,) move, given what coins of these chances (R,) said."""
+    def moves(self, moves: Tensor, probability: Tensor, weights: Tensor, index: Tensor) -> Tensor:
+        """Return which of the coordinates index (R,) move, given what coins of these probabilities said."""
         return moves
 
 
 DRAWN = Drawing()
 
 
-def draw(
-    evaluation: Evaluation,
-    places: Tensor,
-    num_tokens: int,
+def sample_coins(
+    movable: Tensor,
+    probability: float,
     generator: torch.Generator,
-    drawing: Drawing = DRAWN,
+    coins: CoinName = "independent",
+    curve: Curve = RASTER,
 ) -> Tensor:
-    """Draw tokens (R,) from the posterior rows of the coordinates places (R,)."""
-    parts = [drawing.tokens(evaluation.rows(index), index, generator) for index in chunks(places, num_tokens)]
-    return torch.cat(parts) if parts else places
+    """Choose movable (B, D) coordinates, each with the same probability; return their index (R,).
 
-
-def toss(movable: Tensor, chance: float, coins: CoinName, generator: torch.Generator, walk: Walk) -> Tensor:
-    """Choose places (R,) of movable (B, D) coordinates, each with the probability `chance`.
-
-    `systematic`: one uniform U for each sequence, and the j-th movable coordinate along the walk is chosen
-    iff floor(U + j chance) > floor(U + (j - 1) chance): every coordinate with its probability, but about 1 /
-    chance apart, so that neighbours are rarely chosen together.
+    `systematic`: one uniform U per sequence, and the j-th movable coordinate along the curve is chosen iff
+    floor(U + j p) > floor(U + (j - 1) p): every coordinate with its probability, but about 1 / p apart, so
+    that neighbors are rarely chosen together.
     """
     if coins == "independent":
-        places = places_of(movable)
-        return places[uniforms(len(places), generator, places.device) < chance]
+        index = index_of(movable)
+        return index[uniforms(len(index), generator, index.device) < probability]
     start = uniforms(len(movable), generator, movable.device)[:, None]
-    number = walk.number(movable).to(start.dtype)  # (B, D)
-    jumps = (start + chance * number).floor() > (start + chance * (number - 1)).floor()
-    return places_of(jumps & movable)
+    number = curve.number(movable).to(start.dtype)  # (B, D)
+    jumps = (start + probability * number).floor() > (start + probability * (number - 1)).floor()
+    return index_of(jumps & movable)

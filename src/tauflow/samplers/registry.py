@@ -32,7 +32,7 @@ from tauflow.samplers.reveal import (
     needs_masks,
     order_of_counts,
 )
-from tauflow.samplers.sampler import Problem, Sampler, StepInfo, fixed, require
+from tauflow.samplers.sampler import Problem, Sampler, StepInfo, check, fixed
 from tauflow.samplers.theta import Theta
 from tauflow.samplers.tweedie import Fudoki, Hazard, Tweedie, TweedieD3PM
 
@@ -45,7 +45,7 @@ class Best(Reveal):
     extrapolation: ExtrapolationName = fixed("learned")
     weight: float = fixed(0.0)
 
-    def refuses(self, model: Model) -> str:
+    def unsupported_reason(self, model: Model) -> str:
         missing = (
             "there are no learned counts for an order of this model: make them with "
             "tauflow.learn_counts(model), or sample.py --learn_counts; or use spaced_even"
@@ -77,8 +77,8 @@ def usable(model: Model | Problem) -> list[LearnedCounts]:
 
 # SAMPLERS: the published names, and SETS of them.
 #
-# To add a sampler, write a class (see base.py) or an entry with other options of an existing one, and name it
-# here.
+# To add a sampler, write a class (see sampler.py) or an entry with other options of an existing one, and
+# name it here.
 
 
 SAMPLERS: dict[str, Callable[..., Sampler[Any, Any]]] = {
@@ -185,7 +185,7 @@ def sampler_from(spec: "str | Sampler", model: Model | None = None, /, **options
     """
     if isinstance(spec, Sampler):
         return with_options(spec, type(spec).__name__, options)
-    require(
+    check(
         isinstance(spec, str), f"sampler must be a spec such as 'tr_cie(grid=tau)' or a Sampler, got {spec!r}"
     )
     found = SPEC.fullmatch(spec.strip())
@@ -315,7 +315,7 @@ def described() -> dict[str, list[tuple[str, Option]]]:
 def _named(name: str, model: Model | None) -> Sampler:
     plain = name.lower().replace("-", "_")
     if plain == "auto":
-        require(model is not None, "the sampler auto needs a model to choose for")
+        check(model is not None, "the sampler auto needs a model to choose for")
         assert model is not None
         return recommended(model)
     if plain in ALIASES:
@@ -325,7 +325,7 @@ def _named(name: str, model: Model | None) -> Sampler:
     if "." in name or ":" in name:
         return _built(name)
     members = ", ".join(SETS.get(plain, []))
-    require(not members, f"{name!r} is a set of samplers; name one of them: {members}")
+    check(not members, f"{name!r} is a set of samplers; name one of them: {members}")
     near = difflib.get_close_matches(plain, [*SAMPLERS, *ALIASES, "auto"], n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise SamplingError(f"unknown sampler {name!r}; known samplers: auto, {', '.join(SAMPLERS)}{hint or OWN}")
@@ -347,12 +347,12 @@ def recommended(model: Model) -> Sampler:
     `spaced` is a perfect lattice, and measures better than `spaced_even` (docs/choosing-a-sampler.md).
     """
     learned = SAMPLERS["best_learned"]()
-    if model.counts and not learned.refuses(model):
+    if model.counts and not learned.unsupported_reason(model):
         return learned
     first = sampler_from(model.process.recommended)
     if first == SAMPLERS["spaced_even"]() and is_lattice(model.grid):
         return SAMPLERS["spaced"]()
-    if not first.refuses(model):
+    if not first.unsupported_reason(model):
         return first
     return SAMPLERS["spaced" if model.process.absorbing else "tr_cie"]()
 
@@ -360,7 +360,7 @@ def recommended(model: Model) -> Sampler:
 def _options(text: str, spec: str) -> dict[str, str]:
     pairs = [part.partition("=") for part in text.split(",") if part.strip()]
     for key, sign, value in pairs:
-        require(
+        check(
             bool(sign) and bool(key.strip()) and bool(value.strip()),
             f"cannot read the options of {spec!r}; write them as name=value, such as 'tr_cie(grid=tau)'",
         )

@@ -1,6 +1,41 @@
-"""Rows extrapolated with those of the evaluation before.
+"""Reveal samplers, for masks only: an order of the coordinates x counts of reveals x extrapolation.
 
-Shapes: V data tokens, R rows.
+A sequence with F free coordinates is revealed in N evaluations; evaluation n draws the next k_n coordinates
+of the order from its rows.
+
+    order     random    uniformly chosen, at first-hitting times (Zheng et al. 2025): with j coordinates still
+                        masked and a = 1 - kappa, the next one is revealed at a <- u^(1/j) a, u uniform
+              spaced    neighbors far apart (geometry.py), shifted round by a random offset per sequence
+              even      chosen again in every step: every (M / k_n)-th of the M coordinates that are still
+                        masked, from a random offset on; on a grid always the cell farthest from all that
+                        came before (geometry.py), shifted as `spaced` is
+              learned   the order that came with the model (tauflow.learn_order)
+    counts    equal     k_n = floor((n + 1) F / N) - floor(n F / N)
+              power     increments of round(F (n / N)^power), at least 1 each: few tokens at first
+              arccos    of round(F (1 - 2 / pi arccos(n / N))), as the Halton scheduler (Besnier et al. 2025)
+              doubling  of round(F 2^(n - N)), so that half of the tokens come last: with N = log2 F those of
+                        dilated unmasking (Luxembourg et al. 2025)
+              learned   those that came with the model (tauflow.learn_counts), the best for its order; with a
+                        prompt in proportion
+              entropy   as many as fit into the budget b = rho_n sum_d H_d, H_d the entropy of row d and rho_n
+                        the share of the masked coordinates that `power` would reveal: first the most certain,
+                        up to b / 10, then along the order; at least 1
+    extrapolation of a row p_n with that of the evaluation before, clamped at 0
+              pairs     p_n + w_n (p_n - p_{n-1}), w_n = (k_{n-1} - 1) / (2 k_n), in the last step plus
+                        (k_n - 1) / (2 k_{n-1}), at most `weight`: k (k - 1) / 2 pairs of tokens were drawn
+                        together as if independent, which the k_{n-1} k_n pairs of the next step make up for
+              hitting   p_n + (t - t_n) / (t_n - t_{n-1}) (p_n - p_{n-1}), t the hitting time of the token and
+                        t_n that of the first one of the step, which is not extrapolated: the evaluation
+                        belongs to it (HO-FHS of Zheng et al. 2025)
+              learned   p_n min(p_n / p_{n-1}, 10)^w_n, which needs no clamp, w_n learned with the counts:
+                        by how much the dependence that is lost is made up for (learned.py)
+
+Without drawn hitting times t is their mean, kappa = k / (F + 1) after k reveals. Order and counts, except
+`entropy`, never look at tokens or rows. With k_n = 1 throughout (N = F) each token is drawn from its
+posterior given all that are revealed: exact, whatever the order and the extrapolation, and with `entropy`
+too, since what is revealed next then follows from what is revealed already.
+
+Shapes: B sequences, D coordinates, V data tokens, R rows.
 """
 
 import dataclasses
@@ -12,37 +47,32 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tauflow.denoise import Evaluation, LearnedCounts, Model
+from tauflow.denoise import LearnedCounts, Model, Posterior
 from tauflow.errors import SamplingError
 from tauflow.process import Process
 from tauflow.samplers.geometry import farthest_ranks, is_grid, shifted, spaced_ranks
-from tauflow.samplers.random import chunks, places_of, uniforms
-from tauflow.samplers.sampler import Problem, Sampler, State, StepInfo, Visit, option, require
-
-ExtrapolationName = Literal["pairs", "hitting", "learned"]
-CAP = 10.0  # of the ratio of two rows
-TINY = 1e-30
-
-
-def extrapolated(rows: Tensor, before: Tensor, weight: Tensor, how: ExtrapolationName) -> Tensor:
-    """Return rows (R, V) extrapolated with weights (R, 1): along a line, or, if `learned`, by a power."""
-    if how != "learned":
-        return rows + weight * (rows - before)
-    ratio = torch.where(before > 0, rows / before.clamp(min=TINY), 1.0)  # a token may be cut in one of them
-    return rows * ratio.clamp(max=CAP) ** weight
-
-
-# What a reveal sampler draws before its first evaluation: an order of the coordinates, and their times.
-#
-# Shapes: B sequences, D coordinates.
-
+from tauflow.samplers.random import chunks, index_of, uniforms
+from tauflow.samplers.sampler import Problem, Sampler, State, StepInfo, check, option
 
 OrderName = Literal["random", "spaced", "even", "learned"]
+CountName = Literal["equal", "power", "arccos", "doubling", "learned", "entropy"]
+ExtrapolationName = Literal["pairs", "hitting", "learned"]
+MAX_RATIO = 10.0  # of two rows
+TINY = 1e-30
+SURE = 0.1  # share of an entropy budget for the most certain coordinates
 CPU = torch.device("cpu")
 
 
+def extrapolated(probs: Tensor, before: Tensor, weight: Tensor, how: ExtrapolationName) -> Tensor:
+    """Return probs (R, V) extrapolated with weights (R, 1): along a line, or, if `learned`, by a power."""
+    if how != "learned":
+        return probs + weight * (probs - before)
+    ratio = torch.where(before > 0, probs / before.clamp(min=TINY), 1.0)  # a token may be cut in one of them
+    return probs * ratio.clamp(max=MAX_RATIO) ** weight
+
+
 def needs_masks(model: Model, order: OrderName) -> str:
-    """Return why a model cannot be revealed in this order, or nothing if it can."""
+    """Return why a model cannot be revealed in this order, empty if it can."""
     if not model.process.absorbing:
         return (
             f"reveal samplers need a masked source, this model has a {model.process.name} one; "
@@ -102,23 +132,12 @@ def drawn_times(
     return process.t_from_share(1 - survival)
 
 
-def entropies(evaluation: Evaluation, movable: Tensor, num_tokens: int, device: torch.device) -> Tensor:
+def entropies(posterior: Posterior, movable: Tensor, num_tokens: int) -> Tensor:
     """Return entropies (B, D) of the rows that may still be drawn, in nats; infinite elsewhere."""
-    entropy = torch.full(movable.shape, torch.inf, dtype=torch.float64).flatten()
-    for index in chunks(places_of(movable), num_tokens):
-        entropy[index] = torch.special.entr(evaluation.rows(index.to(device))).sum(-1).cpu().double()
+    entropy = torch.full((movable.numel(),), torch.inf, dtype=torch.float64)
+    for index in chunks(index_of(movable), num_tokens):
+        entropy[index.cpu()] = torch.special.entr(posterior.probs(index)).sum(-1).cpu().double()
     return entropy.view(movable.shape)
-
-
-# How many coordinates are revealed after n of N evaluations: rules that look at no token.
-#
-# A rule is a share of the free coordinates F that rises from 0 to 1 with n; `rounded` makes whole numbers of
-# it, of which every evaluation has at least one.
-#
-# Shapes: B sequences.
-
-
-CountName = Literal["equal", "power", "arccos", "doubling", "learned", "entropy"]
 
 
 def share_of(counts: CountName, n: int, steps: int, exponent: float) -> float:
@@ -158,7 +177,7 @@ def learned_for(order: OrderName, counts: Sequence[LearnedCounts], shape: tuple[
 
 
 def no_counts(order: OrderName, model: Model) -> str:
-    """Return why a model cannot be revealed with learned counts, or nothing if it can."""
+    """Return why a model cannot be revealed with learned counts, empty if it can."""
     try:
         learned_for(order, model.counts, model.shape)
     except SamplingError as error:
@@ -167,7 +186,7 @@ def no_counts(order: OrderName, model: Model) -> str:
 
 
 def no_weights(order: OrderName, model: Model) -> str:
-    """Return why an order has no learned weights of extrapolation, or nothing if it has."""
+    """Return why an order has no learned weights of extrapolation, empty if it has."""
     along = order_of_counts(order, model.shape)
     if along == order:
         return ""
@@ -175,53 +194,6 @@ def no_weights(order: OrderName, model: Model) -> str:
         f"the order {order} takes the counts of the order {along}, whose weights are not its own; use "
         "extrapolation=pairs"
     )
-
-
-# Reveal samplers, for masks only: an order of the coordinates x counts of reveals x extrapolation.
-#
-# A sequence with F free coordinates is revealed in N evaluations; evaluation n draws the next k_n coordinates
-# of the order from its rows.
-#
-#     order     random    uniformly chosen, at first-hitting times (Zheng et al. 2025): with j coordinates
-# still
-#                         masked and a = 1 - kappa, the next one is revealed at a <- u^(1/j) a, u uniform
-#               spaced    neighbours far apart (spacing.py), shifted round by a random offset of each sequence
-#               even      anew in every step: every (M / k_n)-th of the M coordinates that are still masked,
-#                         from a random offset on; on a grid always the cell farthest from all that came
-#                         before (spacing.py), shifted as `spaced` is
-#               learned   the order that came with the model (tauflow.learn_order)
-#     counts    equal     k_n = floor((n + 1) F / N) - floor(n F / N)
-#               power     increments of round(F (n / N)^power), at least 1 each: few tokens at first
-#               arccos    of round(F (1 - 2 / pi arccos(n / N))), as the Halton scheduler (Besnier et al.
-# 2025)
-#               doubling  of round(F 2^(n - N)), so that half of the tokens come last: with N = log2 F those
-# of
-#                         dilated unmasking (Luxembourg et al. 2025)
-#               learned   those that came with the model (tauflow.learn_counts), the best for its order; with
-# a
-#                         prompt in proportion
-#               entropy   as many as fit into the budget b = rho_n sum_d H_d, H_d the entropy of row d and
-# rho_n
-#                         the share of the masked coordinates that `power` would reveal: first the surest, up
-#                         to b / 10, then along the order; at least 1
-#     extrapolation of a row p_n with that of the evaluation before, clamped at 0
-#               pairs     p_n + w_n (p_n - p_{n-1}), w_n = (k_{n-1} - 1) / (2 k_n), in the last step plus
-#                         (k_n - 1) / (2 k_{n-1}), at most `weight`: k (k - 1) / 2 pairs of tokens were drawn
-#                         together as if independent, which the k_{n-1} k_n pairs of the next step make up for
-#               hitting   p_n + (t - t_n) / (t_n - t_{n-1}) (p_n - p_{n-1}), t the hitting time of the token
-# and
-#                         t_n that of the first one of the step, which is not extrapolated: the evaluation
-#                         belongs to it (HO-FHS of Zheng et al. 2025)
-#               learned   p_n min(p_n / p_{n-1}, 10)^w_n, which needs no clamp, w_n learned with the counts:
-#                         by how much the dependence that is lost is made up for (learned.py)
-#
-# Without drawn hitting times t is their mean, kappa = k / (F + 1) after k reveals. Order and counts, except
-# `entropy`, never look at tokens or rows. With k_n = 1 throughout (N = F) each token is drawn from its
-# posterior given all that are revealed: exact, whatever the order and the extrapolation, and with `entropy`
-# too, since what is revealed next then follows from what is revealed already.
-
-
-SURE = 0.1  # share of an entropy budget for the surest coordinates
 
 
 @dataclass(frozen=True)
@@ -254,35 +226,29 @@ class Reveal(Sampler[RevealPlan, RevealState]):
     order: OrderName = option("random", "in which order the coordinates are revealed")
     counts: CountName = option("equal", "how many coordinates an evaluation reveals")
     power: float | None = option(
-        None, "exponent of the counts power and entropy, 2 by default: more is fewer at first"
+        None, "exponent of the counts power and entropy, 2 by default: more is fewer at first", above=0
     )
     extrapolation: ExtrapolationName = option("pairs", "what weighs the extrapolation of rows")
-    weight: float = option(0.0, "largest weight of the extrapolation pairs; 0 is none")
+    weight: float = option(0.0, "largest weight of the extrapolation pairs; 0 is none", low=0, high=1)
+
+    clones_history = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
+        check(
             self.power is None or self.counts in ("power", "entropy"),
             f"power belongs to counts=power or entropy, {self.counts} counts have none; name counts, or drop "
             "power",
         )
-        require(
-            0 < self.exponent < math.inf,
-            f"power must be a number above 0, got {self.power}; 1 reveals equal counts, 2 is a good start",
-        )
-        require(
-            0 <= self.weight <= 1,
-            f"weight must be in [0, 1], got {self.weight}; 0 is no extrapolation, 0.15 a little",
-        )
-        require(
+        check(
             self.order != "even" or self.counts != "entropy",
             "counts=entropy goes along an order that is fixed before; use it with order=spaced or random",
         )
-        require(
+        check(
             not self.weight or self.extrapolation == "pairs",
             f"weight belongs to extrapolation=pairs, {self.extrapolation} has weights of its own; drop it",
         )
-        require(
+        check(
             self.extrapolation != "learned" or self.counts == "learned",
             f"extrapolation=learned has weights for learned counts, these are {self.counts}; add "
             "counts=learned, or use extrapolation=pairs",
@@ -293,15 +259,11 @@ class Reveal(Sampler[RevealPlan, RevealState]):
         return 2.0 if self.power is None else self.power
 
     @property
-    def keeps(self) -> bool:
-        return True
-
-    @property
     def extrapolates(self) -> bool:
         """Return whether the rows of the evaluation before are read."""
         return self.extrapolation != "pairs" or self.weight > 0
 
-    def refuses(self, model: Model) -> str:
+    def unsupported_reason(self, model: Model) -> str:
         missing = no_counts(self.order, model) if self.counts == "learned" else ""
         if self.extrapolation == "learned" and not missing:
             missing = no_weights(self.order, model)
@@ -330,31 +292,32 @@ class Reveal(Sampler[RevealPlan, RevealState]):
     def step(
         self, problem: Problem, state: RevealState, plan: RevealPlan, n: int, generator: torch.Generator
     ) -> tuple[RevealState, StepInfo]:
-        x = state.x
         t = self.time(state.times, state.done)
-        visit, before, turn, count = self.look(problem, state, t, n, plan.steps)
-        places = revealing(turn, count)
-        result = x.clone().flatten()
+        posterior, before, rank, count = self.look(problem, state, t, n, plan.steps)
+        revealed = revealing(rank, count)
+        x = state.x.clone()
         learned = self.learned_weight(problem, n, plan.steps)
         clamped = channels = 0
-        for index in chunks(places, problem.process.num_tokens):
-            weight = self.weights(state, t, turn, count, index, learned)  # (R,)
+        for index in chunks(revealed, problem.process.num_tokens):
+            weight = self.weights(state, t, rank, count, index, learned)  # (R,)
             index = index.to(x.device)
-            rows = visit.evaluation.rows(index)
+            probs = posterior.probs(index)
             if weight is not None and before is not None:
-                rows = extrapolated(
-                    rows, before.evaluation.rows(index), weight.to(rows)[:, None], self.extrapolation
+                probs = extrapolated(
+                    probs, before.probs(index), weight.to(probs)[:, None], self.extrapolation
                 )
-                clamped += int((rows < 0).sum())
-                channels += rows.numel()
-                rows = rows.clamp(min=0)
-            result[index] = problem.drawing.tokens(rows, index, generator)
+                clamped += int((probs < 0).sum())
+                channels += probs.numel()
+                probs = probs.clamp(min=0)
+            x.view(-1)[index] = problem.draw(probs, index, generator)
         done = state.done + count
         t_next = self.time(state.times, done).mean().item()
-        moved = len(places) / max(1, int(problem.movable(x).sum()))
+        moved = len(revealed) / max(1, int(problem.movable(state.x).sum()))
         info = StepInfo(n, t.mean().item(), t_next, moved, clamped / max(1, channels))
-        x = result.view_as(x)
-        return dataclasses.replace(state, x=x, visit=visit, done=done, count_before=count, t_before=t), info
+        state = dataclasses.replace(
+            state, x=x, posterior=posterior, done=done, count_before=count, t_before=t
+        )
+        return state, info
 
     def time(self, times: Tensor, done: Tensor) -> Tensor:
         """Return the time (B,) of an evaluation after so many reveals: of the last, or hitting the next."""
@@ -376,22 +339,22 @@ class Reveal(Sampler[RevealPlan, RevealState]):
 
     def look(
         self, problem: Problem, state: RevealState, t: Tensor, n: int, steps: int
-    ) -> tuple[Visit, Visit | None, Tensor, Tensor]:
+    ) -> tuple[Posterior, Posterior | None, Tensor, Tensor]:
         """Evaluate at t (B,) and choose what to reveal.
 
-        Returns the visit, what is read of the visit before, when each coordinate is revealed (B, D), and how
-        many are (B,).
+        Returns the posterior, what is read of the posterior before, when each coordinate is revealed (B, D),
+        and how many are (B,).
         """
-        x, before = state.x, state.visit if self.extrapolates else None
+        before = state.posterior if self.extrapolates else None
         if self.counts == "entropy":  # the new rows say which are revealed, so all may be
-            before = before.kept(places_of(problem.movable(x))) if before else None
-            visit = problem.visit(x, t)
-            return visit, before, *self._turns_by_entropy(problem, state, visit, n, steps)
-        turn, count = self.turns(problem, state, n, steps)
-        before = before.kept(revealing(turn, count).to(x.device)) if before else None
-        return problem.visit(x, t), before, turn, count
+            before = before.clone(index_of(problem.movable(state.x))) if before else None
+            posterior = problem.evaluate(state.x, t)
+            return posterior, before, *self._ranks_by_entropy(problem, state, posterior, n, steps)
+        rank, count = self.ranks(problem, state, n, steps)
+        before = before.clone(revealing(rank, count).to(state.x.device)) if before else None
+        return problem.evaluate(state.x, t), before, rank, count
 
-    def turns(self, problem: Problem, state: RevealState, n: int, steps: int) -> tuple[Tensor, Tensor]:
+    def ranks(self, problem: Problem, state: RevealState, n: int, steps: int) -> tuple[Tensor, Tensor]:
         """Return when in this step each coordinate is revealed (B, D), and how many are (B,)."""
         count = self.after(problem, state.free, n + 1, steps) - state.done
         if self.order != "even" or is_grid(problem.shape):
@@ -404,22 +367,23 @@ class Reveal(Sampler[RevealPlan, RevealState]):
         picked = movable & (after > before)
         return (picked.cumsum(1) - 1).masked_fill(~picked, length), count
 
-    def _turns_by_entropy(
-        self, problem: Problem, state: RevealState, visit: Visit, n: int, steps: int
+    def _ranks_by_entropy(
+        self, problem: Problem, state: RevealState, posterior: Posterior, n: int, steps: int
     ) -> tuple[Tensor, Tensor]:
-        movable, length = problem.movable(state.x).cpu(), state.x.shape[1]
-        entropy = entropies(visit.evaluation, movable, problem.process.num_tokens, state.x.device)
+        movable, length = problem.movable(state.x), state.x.shape[1]
+        entropy = entropies(posterior, movable, problem.process.num_tokens)
+        movable = movable.cpu()
         survival = [1 - (i / steps) ** self.exponent for i in (n, n + 1)]
         budget = (1 - survival[1] / survival[0]) * entropy.masked_fill(~movable, 0).sum(1, keepdim=True)
         low, by_entropy = entropy.sort(1)
         sure = torch.zeros_like(movable).scatter_(1, by_entropy, low.cumsum(1) <= SURE * budget)
-        rank = torch.where(sure, by_entropy.argsort(1), length + state.order)
-        turn = rank.masked_fill(~movable, 3 * length).argsort(1).argsort(1)
-        within = (entropy.gather(1, turn.argsort(1)).cumsum(1) <= budget).sum(1)
+        key = torch.where(sure, by_entropy.argsort(1), length + state.order)
+        rank = key.masked_fill(~movable, 3 * length).argsort(1).argsort(1)
+        within = (entropy.gather(1, rank.argsort(1)).cumsum(1) <= budget).sum(1)
         left = state.free - state.done
         most = (left - (steps - 1 - n)).clamp(min=1)  # so that every later evaluation has something to reveal
         count = within.clamp(min=1) if n < steps - 1 else left
-        return turn, torch.minimum(torch.minimum(count, most), left)
+        return rank, torch.minimum(torch.minimum(count, most), left)
 
     def learned_weight(self, problem: Problem, n: int, steps: int) -> float:
         """Return the learned weight of step n; 0 for another extrapolation."""
@@ -431,7 +395,7 @@ class Reveal(Sampler[RevealPlan, RevealState]):
         self,
         state: RevealState,
         t: Tensor,
-        turn: Tensor,
+        rank: Tensor,
         count: Tensor,
         index: Tensor,
         learned: float = 0.0,
@@ -439,12 +403,12 @@ class Reveal(Sampler[RevealPlan, RevealState]):
         """Return the extrapolation weights (R,) of the coordinates index (R,), or None if there are none."""
         if state.t_before is None or not self.extrapolates:
             return None
-        sequence = index // turn.shape[1]
+        sequence = index // rank.shape[1]
         if self.extrapolation == "learned":  # one token after another loses nothing
             several = (count > 1) | (state.count_before > 1)
             return (learned * several).double()[sequence]
         if self.extrapolation == "hitting":
-            own_time = state.times[sequence, state.done[sequence] + turn.flatten()[index] + 1]
+            own_time = state.times[sequence, state.done[sequence] + rank.flatten()[index] + 1]
             gap = (t - state.t_before)[sequence]  # 0 for a sequence that revealed nothing in the step before
             return torch.where(gap > 0, (own_time - t[sequence]) / gap, 0.0)
         before = state.count_before
@@ -454,6 +418,6 @@ class Reveal(Sampler[RevealPlan, RevealState]):
         return torch.where(before > 0, weight, 0.0).clamp(0, self.weight).double()[sequence]
 
 
-def revealing(turn: Tensor, count: Tensor) -> Tensor:
-    """Return the places (R,) whose turn (B, D) is among the first so many (B,)."""
-    return places_of((turn >= 0) & (turn < count[:, None]))
+def revealing(rank: Tensor, count: Tensor) -> Tensor:
+    """Return the index (R,) of coordinates whose rank (B, D) is among the first so many (B,)."""
+    return index_of((rank >= 0) & (rank < count[:, None]))

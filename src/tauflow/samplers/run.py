@@ -1,39 +1,137 @@
-"""run: the only loop. Steps of a plan, evaluations counted at the denoiser, then the finishing policy."""
+"""tauflow.sample and the only loop: steps of a plan, counted evaluations, then the finishing policy.
+
+`Driven` is the same for a loop that isn't ours, which evaluates the network and hands the logits in.
+
+Shapes: B sequences, D coordinates, V data tokens, C columns of a condition.
+"""
 
 import dataclasses
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tauflow.denoise import (
-    DROPPED,
-    BatchedDenoiser,
-    CountingDenoiser,
-    Denoiser,
-    Evaluation,
-    Model,
-    RememberingDenoiser,
-)
-from tauflow.denoise.denoiser import Context, Wrapper
+from tauflow.denoise import DROPPED, Evaluator, Model
 from tauflow.errors import BadLogits, SamplingError
 from tauflow.process import Process
-from tauflow.samplers.random import DRAWN, Drawing, draw
+from tauflow.samplers.random import DRAWN, Drawing, index_of
 from tauflow.samplers.registry import sampler_from
-from tauflow.samplers.sampler import (
-    FinishName,
-    Info,
-    Observer,
-    Problem,
-    Result,
-    Sampler,
-    State,
-    StepInfo,
-    require,
-)
+from tauflow.samplers.sampler import Info, Observer, Problem, Result, Sampler, State, StepInfo, check
+
+if TYPE_CHECKING:
+    from tauflow.train import Trained
+
+
+class Prompt(NamedTuple):
+    """What is known of samples. Pass it, or a plain pair of tensors, as `prompt` of `tauflow.sample`.
+
+    Args:
+        tokens: (D,) for all samples, or (B, D).
+        known: true where they are known, (D,) or (B, D).
+
+    Example:
+        >>> import torch
+        >>> from tauflow import Prompt
+        >>> prompt = Prompt(torch.tensor([7, 6, 0, 0]), torch.tensor([True, True, False, False]))
+    """
+
+    tokens: Tensor
+    known: Tensor
+
+
+def sample(
+    model: "Model | Trained",
+    sampler: Sampler | str = "auto",
+    nfe: int = 32,
+    *,
+    count: int = 1,
+    condition: Tensor | None = None,
+    prompt: Prompt | tuple[Tensor, Tensor] | None = None,
+    movable: Tensor | None = None,
+    guidance: float = 1.0,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | torch.Generator = 0,
+    observer: Observer | None = None,
+    progress: bool = False,
+    batch_size: int | None = None,
+) -> Result:
+    """Draw `count` samples of a model with at most `nfe` evaluations of its denoiser.
+
+    This is the one way to sample: any network, any sampler, with or without a condition or a prompt. To
+    measure the samples as well, use `tauflow.evaluate`.
+
+    Args:
+        model: what `tauflow.load(path)` returns, or `tauflow.Model(network, process, shape)`.
+        sampler: a spec such as "tr_cie(grid=tau)", a Sampler, or "auto", the one recommended for the model.
+        nfe: budget of evaluations, including the finishing draw. It's a cap for samplers that adapt, such as
+            "threshold": `Result.evaluations` says what each sample took.
+        count: how many samples, B.
+        condition: what the samples are asked to be, integers (B, C) or (C,) for all of them; -1 is not given.
+        prompt: tokens that are known, with true where they are: a pair of tensors (B, D) or (D,). They never
+            change and cost no evaluation.
+        movable: true (B, D) or (D,) where tokens are sampled. Elsewhere samples stay as they start: prompt
+            or noise. None is everywhere.
+        guidance: weight of the guidance by the condition, or by the prompt of a model without conditions; 1
+            is none. It takes two forward passes per evaluation.
+        temperature: divides the logits, after guidance; below 1 is more confident than the network.
+        top_k: draw from this many tokens of a row only, after the temperature.
+        top_p: draw from the most likely tokens with this probability together only.
+        seed: of all randomness, 0 to 2**32 - 1, or a torch.Generator. The global generators are neither read
+            nor moved.
+        observer: called with (StepInfo, State) after every step.
+        progress: show a progress bar.
+        batch_size: how many samples the denoiser is given together, where the logits of all of them don't fit
+            into memory; None is all of them. The samples are the same.
+
+    Returns:
+        The tokens (B, D), the evaluations that were made, and a log of the steps.
+
+    Example:
+        >>> import torch, tauflow
+        >>> from tauflow import Masked, Mixture, Model
+        >>> def network(x, t):  # any callable (x (B, D), t (B,)) -> logits (B, D, V)
+        ...     return torch.zeros(*x.shape, 5)
+        >>> model = Model(network, Mixture(Masked(5), "linear"), shape=(8,))
+        >>> result = tauflow.sample(model, "tr_cie", nfe=4, count=3, temperature=0.9)
+        >>> result.tokens.shape, result.nfe
+        (torch.Size([3, 8]), 4)
+    """
+    model = model_from(model)
+    shape = (positive_int(count, "count"), model.length)
+    known = None
+    if prompt is not None:
+        tokens, known = check_prompt(prompt, shape, model)
+    model = model.adjusted(guidance, temperature, top_k, top_p, known=known)
+    sampler = sampler_from(sampler, model)
+    nfe = positive_int(nfe, "nfe")
+    generator = make_generator(seed)
+    number = None if isinstance(seed, torch.Generator) else operator.index(seed)
+    device = model.denoiser.device
+    x_0 = model.process.start(shape, generator).to(device)
+    if known is not None:
+        known = known.to(device)
+        x_0 = torch.where(known, tokens.to(device), x_0)
+    if movable is not None:
+        fixed = ~movable.to(device).expand(shape)
+        known = fixed if known is None else known | fixed
+    request = Request(
+        model,
+        nfe,
+        x_0,
+        generator,
+        known=known,
+        condition=check_condition(condition, shape[0], model),
+        progress=progress,
+        observer=observer,
+        batch_size=None if batch_size is None else positive_int(batch_size, "batch_size"),
+        settings={"sampler": str(sampler), "process": str(model.process), "nfe": nfe, "seed": number},
+    )
+    return run(sampler, request)
 
 
 @dataclass(frozen=True)
@@ -44,11 +142,11 @@ class Request:
     nfe: int
     x_0: Tensor  # (B, D)
     generator: torch.Generator
-    frozen: Tensor | None = None  # (B, D) bool, true on the prompt
+    known: Tensor | None = None  # (B, D) bool, true on the prompt
     condition: Tensor | None = None  # (B, C)
     progress: bool = False
     observer: Observer | None = None
-    batch_size: int | None = None  # sequences that the denoiser is given at once; None: all
+    batch_size: int | None = None  # sequences that the denoiser is given together; None: all
     settings: dict[str, Any] = field(default_factory=dict)
     drawing: Drawing = DRAWN
 
@@ -56,11 +154,10 @@ class Request:
 @torch.no_grad()
 def run(sampler: Sampler, request: Request) -> Result:
     """Sample a model: the same loop for all samplers."""
-    model, request = request.model, _padded(request)
-    network = counter = CountingDenoiser(model.denoiser)
-    if request.batch_size is not None and request.batch_size < len(request.x_0):
-        counter = CountingDenoiser(BatchedDenoiser(network, request.batch_size))
-    problem = problem_of(sampler, request, RememberingDenoiser(counter))
+    request = _with_padding(request)
+    model = request.model
+    evaluator = Evaluator(model.denoiser, request.batch_size)
+    problem = problem_of(sampler, request, evaluator)
     counts = problem.movable(request.x_0).sum(1)
     free = int(counts.max())
     if not free:  # the prompt is everything
@@ -71,71 +168,75 @@ def run(sampler: Sampler, request: Request) -> Result:
         plan = sampler.plan(model.process, free, request.nfe)
         state = sampler.init(problem, request.x_0, plan, request.generator)
         for n in _bar(range(plan.steps), request.progress):
-            going, before = problem.movable(state.x).any(1).cpu(), counter.evaluations
+            going, before = problem.movable(state.x).any(1).cpu(), evaluator.evaluations
             if n and not going.any():
                 break  # every token is revealed: more evaluations would change nothing
             state, info = sampler.step(problem, state, plan, n, request.generator)
-            taken += going * (counter.evaluations - before)
+            taken += going * (evaluator.evaluations - before)
             info = dataclasses.replace(info, masks=_masks(state.x, model.process))
             infos.append(info)
-            if state.visit and (request.observer or not sampler.keeps):
-                state = dataclasses.replace(state, visit=state.visit.kept())
+            if state.posterior and (request.observer or not sampler.clones_history):
+                state = dataclasses.replace(state, posterior=state.posterior.clone())
             if request.observer:
                 request.observer(info, state)
         leftover = _masks(state.x, model.process)
-        going, before = problem.movable(state.x).any(1).cpu(), counter.evaluations
+        going, before = problem.movable(state.x).any(1).cpu(), evaluator.evaluations
         state = finish(sampler.finishing, problem, state, plan.end, request.generator)
-        taken += going * (counter.evaluations - before)
+        taken += going * (evaluator.evaluations - before)
     except BadLogits as error:
         if error.t is None:
             raise
-        when = f"step {len(infos)}, t = {float(error.t.mean()):.4f}"
+        when = f"step {len(infos)}, t = {error.t:.4f}"
         raise BadLogits(f"{error} ({when}); check the model and its precision at that time") from None
-    forwards = network.evaluations * model.denoiser.forwards
-    about = Info(infos, leftover, forwards, request.settings, int(counts.sum()))
-    differ = bool((taken != counter.evaluations).any())
-    return Result(state.x, counter.evaluations, about, taken if differ else None)
+    about = Info(infos, leftover, evaluator.forwards, request.settings, int(counts.sum()))
+    differ = bool((taken != evaluator.evaluations).any())
+    return Result(state.x, evaluator.evaluations, about, taken if differ else None)
 
 
-def _padded(request: Request) -> Request:
-    """Return the request with padding that no sampler moves; refuse another number of samples than known."""
+def _with_padding(request: Request) -> Request:
+    """Return the request with padding that no sampler moves; check the number of samples."""
     denoiser, count = request.model.denoiser, len(request.x_0)
     if denoiser.samples not in (None, count):
         raise SamplingError(
-            f"the model is made for {denoiser.samples} samples (attending or allowing), {count} are asked "
-            f"for; give count={denoiser.samples}"
+            f"the model is made for {denoiser.samples} samples (with_attention_mask or "
+            f"with_allowed_tokens), {count} are asked for; give count={denoiser.samples}"
         )
     if denoiser.attention is None:
         return request
     padding = ~denoiser.attention.to(request.x_0.device)
-    known = torch.zeros_like(padding) if request.frozen is None else request.frozen
+    known = torch.zeros_like(padding) if request.known is None else request.known
     x_0 = request.x_0.masked_fill(padding & ~known, 0)
-    return dataclasses.replace(request, x_0=x_0, frozen=padding | known)
+    return dataclasses.replace(request, x_0=x_0, known=padding | known)
 
 
-def problem_of(sampler: Sampler, request: Request, denoiser: Denoiser) -> Problem:
-    """Return what is sampled, with this denoiser; refuse a sampler that cannot do it."""
-    if reason := sampler.refuses(request.model):
+def unprompted(model: Model, prompt: Prompt) -> Model:
+    """Return a model that doesn't see its prompt, for `Model.guided`."""
+    return model.without_prompt(prompt.known)
+
+
+def problem_of(sampler: Sampler, request: Request, evaluator: Evaluator | None = None) -> Problem:
+    """Return what is sampled; raise an error if the sampler can't do it."""
+    if reason := sampler.unsupported_reason(request.model):
         raise SamplingError(reason)
-    problem = Problem.of(request.model, request.frozen, request.condition)
-    return dataclasses.replace(problem, denoiser=denoiser, drawing=request.drawing)
+    return Problem(request.model, request.known, request.condition, request.drawing, evaluator)
 
 
-def finish(policy: FinishName, problem: Problem, state: State, t: float, generator: torch.Generator) -> State:
+def finish(policy: str, problem: Problem, state: State, t: float, generator: torch.Generator) -> State:
     """Draw what may still move from one more evaluation (`draw`), or masks from the last (`reuse`)."""
     if policy == "none":
         return state
     movable = problem.movable(state.x)
     if policy == "reuse":
         movable = movable & problem.process.masks(state.x)
-    places = movable.flatten().nonzero().squeeze(1)
-    if not len(places):
+    index = index_of(movable)
+    if not len(index):
         return state
-    visit = state.visit if policy == "reuse" and state.visit else problem.visit(state.x, t)
-    x = state.x.clone().flatten()
-    num_tokens = problem.process.num_tokens
-    x[places] = draw(visit.evaluation, places, num_tokens, generator, problem.drawing)
-    return State(x.view_as(state.x), visit)
+    posterior = state.posterior
+    if policy == "draw" or posterior is None:
+        posterior = problem.evaluate(state.x, t)
+    x = state.x.clone()
+    x.view(-1)[index] = problem.draw_from(posterior, index, generator)
+    return State(x, posterior)
 
 
 def _masks(x: Tensor, process: Process) -> float:
@@ -158,99 +259,29 @@ def _bar(steps: range, progress: bool) -> Iterable[int]:
     return tracked()
 
 
-# tauflow.sample: checks a request, then runs a sampler on it.
+# Checks of what users pass
 
 
-class Prompt(NamedTuple):
-    """What is known of samples: tokens (D,) or (B, D), and true where they are known."""
-
-    tokens: Tensor
-    known: Tensor
-
-
-def sample(
-    model: Model,
-    sampler: Sampler | str = "auto",
-    nfe: int = 32,
-    *,
-    count: int = 1,
-    condition: Tensor | None = None,
-    prompt: Prompt | tuple[Tensor, Tensor] | None = None,
-    movable: Tensor | None = None,
-    seed: int | torch.Generator = 0,
-    observer: Observer | None = None,
-    progress: bool = False,
-    batch_size: int | None = None,
-) -> Result:
-    """Draw `count` samples of a model with at most `nfe` evaluations of its denoiser.
-
-    Args:
-        model: what is sampled, from `tauflow.load(path).model`, or `tauflow.Model(network, process, shape)`.
-        sampler: a spec such as "tr_cie(grid=tau)", a Sampler, or "auto", the recommended one of the model.
-        nfe: budget of evaluations, the finishing draw included. It is a cap for samplers that adapt, such as
-            "threshold": `Result.evaluations` says what each sample took.
-        count: how many samples, B.
-        condition: what the samples are asked to be, integers (B, C) or (C,) for all of them; -1 is not given.
-        prompt: tokens that are known, with true where they are: a pair of tensors (B, D) or (D,). They never
-            change and cost no evaluation.
-        movable: true (B, D) or (D,) where tokens are sampled. Elsewhere samples stay as they start: prompt
-            or noise. None is everywhere.
-        seed: of all randomness, 0 to 2**32 - 1, or a torch.Generator. The global generators are neither read
-            nor moved.
-        observer: called with (StepInfo, State) after every step.
-        progress: show a progress bar.
-        batch_size: how many samples the denoiser is given at once, where the logits of all of them do not fit
-            into memory; None is all of them. The samples are the same.
-    """
-    check_model(model)
-    sampler = sampler_from(sampler, model)
-    nfe = whole(nfe, "nfe")
-    shape = (whole(count, "count"), model.length)
-    batch_size = None if batch_size is None else whole(batch_size, "batch_size")
-    generator = seeded(seed)
-    number = None if isinstance(seed, torch.Generator) else operator.index(seed)
-    device = model.denoiser.device
-    x_0 = model.process.start(shape, generator).to(device)
-    frozen = None
-    if prompt is not None:
-        tokens, known = checked_prompt(prompt, shape, model)
-        frozen = known.to(device)
-        x_0 = torch.where(frozen, tokens.to(device), x_0)
-    if movable is not None:
-        fixed = ~movable.to(device).expand(shape)
-        frozen = fixed if frozen is None else frozen | fixed
-    request = Request(
-        model,
-        nfe,
-        x_0,
-        generator,
-        frozen=frozen,
-        condition=checked_condition(condition, shape[0], model),
-        progress=progress,
-        observer=observer,
-        batch_size=batch_size,
-        settings={"sampler": str(sampler), "process": str(model.process), "nfe": nfe, "seed": number},
+def model_from(model: Any) -> Model:
+    """Return the model of a loaded checkpoint, or itself; raise an error for anything else."""
+    found = model if isinstance(model, Model) else getattr(model, "model", None)
+    check(
+        isinstance(found, Model),
+        f"model must be a tauflow.Model, got {type(model).__name__}. Pass what tauflow.load returns, or "
+        "tauflow.Model(network, process, shape).",
     )
-    return run(sampler, request)
+    assert isinstance(found, Model)
+    return found
 
 
-def check_model(model: Any) -> None:
-    """Raise an error if this is not a Model, such as a Trained, which holds one."""
-    require(
-        isinstance(model, Model),
-        f"model must be a tauflow.Model, got {type(model).__name__}. Pass trained.model of a loaded "
-        "checkpoint, or tauflow.Model(network, process, shape).",
-    )
-
-
-def seeded(seed: Any) -> torch.Generator:
-    """Return a generator from itself or from a seed; refuse anything else."""
+def make_generator(seed: Any) -> torch.Generator:
+    """Return a generator from itself or from a seed."""
     if isinstance(seed, torch.Generator):
         return seed
-    return torch.Generator().manual_seed(checked_seed(seed))
+    return torch.Generator().manual_seed(check_seed(seed))
 
 
-def checked_seed(seed: Any) -> int:
+def check_seed(seed: Any) -> int:
     """Return a seed as an int; raise an error if it is out of range.
 
     torch's CPU generator reads the lowest 32 bits alone: any other seed has the samples of one of these.
@@ -259,37 +290,37 @@ def checked_seed(seed: Any) -> int:
         number = operator.index(seed)
     except TypeError:
         number = -1
-    require(0 <= number < 2**32, f"seed must be a whole number from 0 to 2**32 - 1, got {seed!r}")
+    check(0 <= number < 2**32, f"seed must be a whole number from 0 to 2**32 - 1, got {seed!r}")
     return number
 
 
-def whole(number: Any, name: str) -> int:
-    """Return a whole number of at least 1 as an int; refuse anything else."""
+def positive_int(number: Any, name: str) -> int:
+    """Return a whole number of at least 1 as an int."""
     try:
         value = 0 if isinstance(number, bool) else operator.index(number)
     except TypeError:
         value = 0
-    require(value >= 1, f"{name} must be a whole number of at least 1, got {number!r}")
+    check(value >= 1, f"{name} must be a whole number of at least 1, got {number!r}")
     return value
 
 
-def checked_condition(condition: Any, count: int, model: Model) -> Tensor | None:
-    """Return a condition (B, C), on the model's device; refuse one that the model cannot take."""
+def check_condition(condition: Any, count: int, model: Model) -> Tensor | None:
+    """Return a condition (B, C), on the model's device."""
     if condition is None:
         return None
     columns = len(model.conditions)
-    require(
+    check(
         columns > 0, "this network takes no condition; drop the condition, or train a network with conditions"
     )
-    require(
+    check(
         isinstance(condition, Tensor),
         f"condition must be a tensor of integers, got {type(condition).__name__}",
     )
     whole_numbers = not (condition.is_floating_point() or condition.dtype == torch.bool)
-    require(whole_numbers, f"condition must hold integers, got {condition.dtype}")
+    check(whole_numbers, f"condition must hold integers, got {condition.dtype}")
     if condition.ndim == 1 and len(condition) == columns:
         condition = condition.expand(count, columns)
-    require(
+    check(
         tuple(condition.shape) == (count, columns),
         f"condition must have the shape {(count, columns)} or {(columns,)}, got {tuple(condition.shape)}",
     )
@@ -304,88 +335,38 @@ def checked_condition(condition: Any, count: int, model: Model) -> Tensor | None
     return condition.long().to(model.denoiser.device)
 
 
-def checked_prompt(prompt: Any, shape: tuple[int, int], model: Model) -> Prompt:
-    """Return a prompt with tensors (B, D); refuse one that does not fit."""
+def check_prompt(prompt: Any, shape: tuple[int, int], model: Model) -> Prompt:
+    """Return a prompt with tensors (B, D)."""
     pair = isinstance(prompt, tuple | list) and len(prompt) == 2
-    require(pair, "prompt must be a pair of tensors: tokens (B, D) or (D,), and true where they are known")
+    check(pair, "prompt must be a pair of tensors: tokens (B, D) or (D,), and true where they are known")
     for name, value in zip(("tokens", "known"), prompt, strict=True):
-        require(
+        check(
             isinstance(value, Tensor), f"the {name} of a prompt must be a tensor, got {type(value).__name__}"
         )
-        require(
+        check(
             tuple(value.shape) in (shape, shape[1:]),
             f"the {name} of a prompt must have the shape {shape} of the samples or {shape[1:]}, got "
             f"{tuple(value.shape)}",
         )
     tokens, known = (value.expand(shape) for value in prompt)
-    require(known.dtype == torch.bool, f"the known part of a prompt must be boolean, got {known.dtype}")
+    check(known.dtype == torch.bool, f"the known part of a prompt must be boolean, got {known.dtype}")
     whole_numbers = not (tokens.is_floating_point() or tokens.dtype == torch.bool)
-    require(whole_numbers, f"a prompt must hold integer tokens, got {tokens.dtype}")
+    check(whole_numbers, f"a prompt must hold integer tokens, got {tokens.dtype}")
     given = tokens[known]
     last = model.process.num_tokens - 1
-    require(
+    check(
         not len(given) or (int(given.min()) >= 0 and int(given.max()) <= last),
         f"the prompt holds tokens outside 0 .. {last}; say false where a coordinate is not known",
     )
     return Prompt(tokens.long(), known)
 
 
-# Guidance by a prompt: away from what the same network says without it.
-#
-# Where noise is masks the prompt is masked. LLaDA writes u + (w + 1) (c - u) with the logits u of that; it is
-# the weight w + 1 of `model.guided(w + 1, unprompted(model, prompt))`. Other noise has no token that says
-# nothing, so there the network does not read the prompt: it answers as to the rest of the sequence alone.
-#
-# Shapes: B sequences, D coordinates.
-
-
-class UnpromptedDenoiser(Wrapper):
-    """Hides what is known, true (D,) for every sequence or (B, D), from the network.
-
-    With a mask it is masked; without one the network is told not to read it.
-    """
-
-    def __init__(self, denoiser: Denoiser, known: Tensor, mask: int | None):
-        super().__init__(denoiser)
-        self.known = known
-        self.mask = mask
-        self._context = Context()
-        if known.ndim == 2:
-            self.samples = len(known)
-
-    def within(self, context: Context) -> Denoiser:
-        return self.copied(denoiser=self.denoiser.within(context), _context=context)
-
-    def evaluate(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Evaluation:
-        known = self.known if self.known.ndim == 1 else self._context.own(self.known, len(x))
-        known = known.to(x.device).expand_as(x)
-        if self.mask is not None:
-            return self.denoiser.evaluate(x.masked_fill(known, self.mask), t, condition)
-        read = self._context.attention
-        read = ~known if read is None else ~known & read.to(x.device)
-        read = read | ~read.any(1, keepdim=True)  # a sequence that is all known has no use for an answer
-        return self.denoiser.within(dataclasses.replace(self._context, attention=read)).evaluate(
-            x, t, condition
-        )
-
-
-def unprompted(model: Model, prompt: Prompt) -> Model:
-    """Return a model that does not see its prompt, for `Model.guided`."""
-    mask = model.process.num_tokens if model.process.absorbing else None
-    if mask is None and not model.denoiser.attends:
-        raise SamplingError(
-            f"a prompt cannot be hidden from this model ({model.process}): it has no masks, and its network "
-            "reads every coordinate; drop the guidance"
-        )
-    return dataclasses.replace(model, denoiser=UnpromptedDenoiser(model.denoiser, prompt.known, mask))
-
-
-# Driven: a sampler inside a loop that is not ours, which evaluates the network and hands the logits in.
+# Driven: a sampler inside a loop that isn't ours
 #
 # `run` asks the network whenever a step wants an evaluation. Here the step is broken off instead, and made
 # again from its start, with the same random numbers, when the logits have come. So every sampler can be
-# driven, those that evaluate twice a step included, and its samples are those of `run`. What is made again is
-# what a step does before its evaluation, which is little.
+# driven, including those that evaluate twice per step, and its samples are those of `run`. What is made again
+# is what a step does before its evaluation, which is little.
 
 
 class Wanted(Exception):
@@ -460,12 +441,12 @@ class Driven:
         self._handed = Handed(generator)
         model = Model(self._handed, process, tuple(x_0.shape[1:])).tempered(temperature)
         self._sampler = sampler
-        self._problem = problem_of(sampler, Request(model, nfe, x_0, generator), model.denoiser)
+        self._problem = problem_of(sampler, Request(model, nfe, x_0, generator))
         self._plan = sampler.plan(process, int(self._problem.movable(x_0).sum(1).max()), nfe)
-        self._state = sampler.init(self._problem, x_0.clone(), self._plan, generator)
+        self._state = sampler.init(self._problem, x_0.contiguous().clone(), self._plan, generator)
         self._handed.clear()
         self._step = 0  # the one under way; after the last comes the finish
-        self._changes: list[tuple[Tensor, Tensor]] = []  # places (B, D) and tokens, of the step under way
+        self._changes: list[tuple[Tensor, Tensor]] = []  # true (B, D), and tokens, of the step under way
         self.x, self.t = x_0, torch.zeros(len(x_0), device=x_0.device)
         self.done = False
         self._advance()
@@ -476,7 +457,7 @@ class Driven:
         Before the first evaluation of a step the changed states are those that the step starts from. Tokens
         that are changed between two evaluations of a step stay as they are given until the step is made.
         """
-        require(not self.done, "the sampler is done and takes no more logits; start another one")
+        check(not self.done, "the sampler is done and takes no more logits; start another one")
         if x is not None and not torch.equal(x, self.x):
             self._change(x)
         if not self.done:
@@ -484,22 +465,22 @@ class Driven:
             self._advance()
 
     def _change(self, x: Tensor) -> None:
-        require(
+        check(
             x.shape == self.x.shape,
             f"the sampler has states of shape {tuple(self.x.shape)}, got {tuple(x.shape)}; start another one",
         )
         if len(self._handed):
-            places = x != self.x
-            self._changes.append((places, x[places]))
+            changed = x != self.x
+            self._changes.append((changed, x[changed]))
         else:
-            self._state = dataclasses.replace(self._state, x=x.clone())
+            self._state = dataclasses.replace(self._state, x=x.contiguous().clone())
             self._handed.clear()  # the step starts again with other random numbers, as many as it takes now
             self._advance()
 
     def _changed(self, x: Tensor) -> Tensor:
         """Return states with what the caller has changed during the step."""
-        for places, tokens in self._changes:
-            x = x.masked_scatter(places, tokens)
+        for changed, tokens in self._changes:
+            x = x.masked_scatter(changed, tokens)
         return x
 
     @torch.no_grad()

@@ -1,9 +1,11 @@
 """Sampler (plan, init, step), what it works on and what it reports.
 
-Shapes: B sequences, D coordinates, V data tokens. A Plan is what follows from the budget alone, a State holds
-what the next step needs, StepInfo what a reader of logs wants.
+Shapes: B sequences, D coordinates, V data tokens, R rows. A Plan is what follows from the budget alone, a
+State holds what the next step needs, StepInfo what a reader of logs wants.
 """
 
+import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,12 +15,12 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, get_origi
 import torch
 from torch import Tensor
 
-from tauflow.denoise import Denoiser, Evaluation, LearnedCounts, Model
+from tauflow.denoise import Evaluator, LearnedCounts, Model, Posterior, Query
 from tauflow.denoise.model import ChannelsName
 from tauflow.errors import SamplingError
 from tauflow.process import Process
-from tauflow.samplers.geometry import Walk, walk_of
-from tauflow.samplers.random import DRAWN, Drawing
+from tauflow.samplers.geometry import Curve, curve_of
+from tauflow.samplers.random import DRAWN, Drawing, chunks
 
 FinishName = Literal["draw", "reuse", "none"]
 
@@ -39,78 +41,92 @@ class Plan(Protocol):
 
 @dataclass(frozen=True)
 class Problem:
-    """What is sampled; the same for every step."""
+    """What is sampled; the same for every step.
 
-    denoiser: Denoiser
-    process: Process
-    shape: tuple[int, ...]  # of one sample
-    order: Tensor | None = None  # (D,) a learned order of the coordinates
-    frozen: Tensor | None = None  # (B, D) bool, true on the prompt
-    condition: Tensor | None = None  # (B, C)
-    channels: ChannelsName | None = None  # what the last axis of the shape is
+    Args:
+        model: the denoiser with its process and shape, and what was learned about it.
+        known: true (B, D) on the prompt, or None.
+        condition: integers (B, C), or None.
+        drawing: how tokens come out of probabilities.
+        evaluator: the evaluations of this run; None: they aren't counted.
+    """
+
+    model: Model
+    known: Tensor | None = None
+    condition: Tensor | None = None
     drawing: Drawing = DRAWN
-    counts: tuple[LearnedCounts, ...] = ()  # of reveals, one for each order that has learned ones
-    influence: Tensor | None = None  # (D, D) of coordinates on each other, learned
-
-    @classmethod
-    def of(cls, model: Model, frozen: Tensor | None = None, condition: Tensor | None = None) -> "Problem":
-        return cls(
-            model.denoiser,
-            model.process,
-            model.shape,
-            model.order,
-            frozen,
-            condition,
-            model.channels,
-            counts=model.counts,
-            influence=model.influence,
-        )
+    evaluator: Evaluator | None = None
 
     @property
-    def walk(self) -> Walk:
-        """Return the walk through all coordinates along which systematic choices are made."""
-        return walk_of(self.shape, self.channels)
+    def process(self) -> Process:
+        return self.model.process
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.model.shape
+
+    @property
+    def channels(self) -> ChannelsName | None:
+        return self.model.channels
+
+    @property
+    def order(self) -> Tensor | None:
+        return self.model.order
+
+    @property
+    def counts(self) -> tuple[LearnedCounts, ...]:
+        return self.model.counts
+
+    @property
+    def influence(self) -> Tensor | None:
+        return self.model.influence
+
+    @property
+    def curve(self) -> Curve:
+        """Return the curve through all coordinates along which systematic coins are tossed."""
+        return curve_of(self.shape, self.channels)
 
     def movable(self, x: Tensor) -> Tensor:
-        """Return which coordinates (B, D) may move: the process lets them, and they are no prompt."""
+        """Return which coordinates (B, D) may move: the process lets them, and they aren't known."""
         movable = self.process.movable(x)
-        return movable if self.frozen is None else movable & ~self.frozen
+        return movable if self.known is None else movable & ~self.known
 
-    def evaluate(self, x: Tensor, t: float | Tensor) -> Evaluation:
-        """Evaluate the denoiser once, at one time or one time for each sequence: one NFE."""
+    def evaluate(self, x: Tensor, t: float | Tensor) -> Posterior:
+        """Evaluate the denoiser once, at one time or one time per sequence (B,): one NFE.
+
+        Earlier posteriors may not be read after it, unless they were cloned.
+        """
+        times = torch.as_tensor(t, dtype=torch.float64)
         # rounded before it is moved: a device may lack float64
-        t = torch.as_tensor(t, dtype=torch.float64).float().to(x.device)
-        return self.denoiser.evaluate(x, t.expand(len(x)), self.condition)
+        query = Query(x, times.float().to(x.device).expand(len(x)), self.condition)
+        evaluate = self.evaluator or self.model.denoiser.posterior
+        return evaluate(query).evaluated_at(x, float(times.mean()), query.t)
 
-    def visit(self, x: Tensor, t: float | Tensor) -> "Visit":
-        """Evaluate the denoiser once and remember where; this ends earlier visits that were not kept."""
-        when = float(t.mean()) if isinstance(t, Tensor) and t.ndim else float(t)
-        return Visit(self.evaluate(x, t), x, when)
+    def draw(self, weights: Tensor, index: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw tokens (R,) of the coordinates index (R,) in proportion to weights (R, V)."""
+        return self.drawing.tokens(weights, index, generator)
 
-
-@dataclass(frozen=True)
-class Visit:
-    """An evaluation, and the states (B, D) and the time (the mean over sequences) it was made at."""
-
-    evaluation: Evaluation
-    x: Tensor
-    t: float
-
-    def kept(self, places: Tensor | None = None) -> "Visit":
-        """Return a visit that is good beyond the next one: all rows, or those of places (R,) in order."""
-        return Visit(self.evaluation.kept(places), self.x, self.t)
+    def draw_from(self, posterior: Posterior, index: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw tokens (R,) of the coordinates index (R,) from a posterior, a few megabytes at a time."""
+        parts = [
+            self.draw(posterior.probs(part), part, generator)
+            for part in chunks(index, self.process.num_tokens)
+        ]
+        return torch.cat(parts) if parts else index
 
 
 @dataclass(frozen=True)
 class State:
-    """x_n, and the last evaluation: the history of the methods that look back."""
+    """x_n, and the last posterior: the history of the methods that look back."""
 
     x: Tensor  # (B, D)
-    visit: Visit | None = None
+    posterior: Posterior | None = None
 
 
 @dataclass(frozen=True)
 class StepInfo:
+    """What happened in a step."""
+
     n: int
     t: float  # where the step was evaluated (the mean over sequences where they differ)
     t_next: float
@@ -127,19 +143,44 @@ S = TypeVar("S", bound=State)
 
 @dataclass(frozen=True)
 class Sampler(ABC, Generic[P, S]):
-    """Abstract; finals are frozen dataclasses whose fields are their options.
+    """Abstract; a sampler is a frozen dataclass whose fields are its options.
 
-    A field is an `option`, or `fixed` where it belongs to the name. A sampler is written as its name with
-    options, "tr_cie(grid=tau)": `str(sampler)` writes it so, and `tauflow.samplers.sampler_from` reads it.
+    Subclass it to write your own method with any plan and state. On a time grid, subclass `GridSampler`,
+    which only needs a `step`. A field is an `option`, or `fixed` where it belongs to the name. A sampler is
+    written as its name with options, "tr_cie(grid=tau)": `str(sampler)` writes it so, and `sampler_from`
+    reads it.
+
+    Class variables that a subclass may set (none of them is an option):
+
+        finishing       what the loop does after the last step: "none", "draw" or "reuse"
+        clones_history  whether a step clones what it reads of earlier posteriors itself. If not, the loop
+                        clones all of the last one after every step, which is slow where V is large
+        sharpens        whether samples concentrate on likely sequences, beyond what few evaluations cost
+                        anyway. With an exact denoiser the distribution of the data is then lost, or kept at
+                        one token per evaluation only. Tables, help, and docs show it, and `auto` is never one
+        adapts          whether a sample takes as many evaluations as it needs, and the budget is a cap
+        no_likelihood   why data can't be forced through this sampler (`tauflow.nll`); empty: it can
+
+    Example:
+        See "a sampler" in CONTRIBUTING.md.
     """
+
+    finishing = "none"
+    clones_history = False
+    sharpens = False
+    adapts = False
+    no_likelihood = ""
 
     def __post_init__(self) -> None:
         for name, choices in choices_of(type(self)).items():
             value = getattr(self, name)
-            require(value in choices, f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")
+            check(value in choices, f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}")
+        for each in dataclasses.fields(self):
+            if "range" in each.metadata:
+                each.metadata["range"].check(each.name, getattr(self, each.name), each.default)
 
-    def refuses(self, model: Model) -> str:
-        """Return why this sampler cannot sample the model, or nothing if it can."""
+    def unsupported_reason(self, model: Model) -> str:
+        """Return why this sampler can't sample the model; empty if it can."""
         return ""
 
     @abstractmethod
@@ -154,39 +195,7 @@ class Sampler(ABC, Generic[P, S]):
     def step(
         self, problem: Problem, state: S, plan: P, n: int, generator: torch.Generator
     ) -> tuple[S, StepInfo]:
-        """Make step n = 0, 1, ... and say what happened."""
-
-    @property
-    def keeps(self) -> bool:
-        """Return whether a step keeps what it reads of earlier visits itself (`Visit.kept`).
-
-        If not, `run` keeps all of the last one after every step, which is slow where V is large.
-        """
-        return False
-
-    @property
-    def finishing(self) -> FinishName:
-        """Return what `run` does with coordinates after the last step."""
-        return "none"
-
-    @property
-    def sharpens(self) -> bool:
-        """Return whether samples concentrate on likely sequences, beyond what few evaluations cost anyway.
-
-        With an exact denoiser the law of the data is then lost, or kept at one token an evaluation only.
-        Tables, help and docs say so, and `auto` is never such a sampler.
-        """
-        return False
-
-    @property
-    def adapts(self) -> bool:
-        """Return whether a sample takes as many evaluations as it needs, and the budget is a cap."""
-        return False
-
-    @property
-    def no_likelihood(self) -> str:
-        """Return why data cannot be forced through this sampler (`tauflow.nll`), or nothing if it can."""
-        return ""
+        """Make step n = 0, 1, ... and return the next state and what happened."""
 
     def __str__(self) -> str:
         from tauflow.samplers.registry import written
@@ -196,15 +205,19 @@ class Sampler(ABC, Generic[P, S]):
 
 @dataclass(frozen=True)
 class Info:
+    """What happened in a run."""
+
     steps: list[StepInfo]
     leftover_masks: float  # share of coordinates still masked before finishing
-    forwards: int  # network calls: two for each evaluation with guidance, one for each part of a batch
+    forwards: int  # network calls: two per evaluation with guidance, one per part of a batch
     settings: dict[str, Any]
     free: int = 0  # coordinates of all samples that could move
 
 
 @dataclass(frozen=True)
 class Result:
+    """What `tauflow.sample` returns: the samples, and how many evaluations they took."""
+
     tokens: Tensor  # (B, D) int64
     nfe: int  # evaluations of the (guided) denoiser, counted
     info: Info
@@ -212,7 +225,7 @@ class Result:
 
     @property
     def tokens_per_evaluation(self) -> float:
-        """Return coordinates that could move for each evaluation that a sample took part in."""
+        """Return the coordinates that could move per evaluation that a sample took part in."""
         whole = len(self.tokens) * self.nfe
         return self.info.free / max(1, whole if self.evaluations is None else int(self.evaluations.sum()))
 
@@ -220,13 +233,86 @@ class Result:
 Observer = Callable[[StepInfo, State], None]
 
 
-def option(default: Any, help: str) -> Any:
-    """Declare an option of a sampler; its help stands in `sample.py --help` and in the docs."""
-    return field(default=default, metadata={"help": help})
+@dataclass(frozen=True)
+class Range:
+    """Numbers that an option takes; an end that isn't given is open, and values are finite."""
+
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        if self.low is not None and not value >= self.low:
+            return False
+        if self.above is not None and not value > self.above:
+            return False
+        if self.high is not None:
+            return value <= self.high
+        return value < (math.inf if self.below is None else self.below)
+
+    def __str__(self) -> str:
+        low = f"at least {self.low:g}" if self.low is not None else ""
+        low = f"above {self.above:g}" if self.above is not None else low
+        high = f"at most {self.high:g}" if self.high is not None and self.high < math.inf else ""
+        high = f"below {self.below:g}" if self.below is not None else high
+        return " and ".join(filter(None, (low, high)))
+
+    def check(self, name: str, value: Any, default: Any) -> None:
+        """Raise an error if a value is out of range; None is no number, and means what the option says."""
+        if value is not None:
+            check(value in self, f"{name} must be {self}, got {value}. The default is {default}.")
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """Declare an option of a sampler: a dataclass field whose text and range are shown and checked.
+
+    Use it for every field that users may set. A `Literal` type gives the choices; `int`, `float`, `bool` and
+    `... | None` are read from text.
+
+    Args:
+        default: the value if it isn't given.
+        help: what it means, for `sample.py --help` and the docs.
+        low: smallest number allowed.
+        high: largest number allowed.
+        above: the number must be larger than this.
+        below: the number must be smaller than this.
+
+    Returns:
+        A dataclass field.
+
+    Example:
+        theta: float = option(0.5, "where in the step the second stage is", above=0, high=1)
+    """
+    limits = Range(low, high, above, below)
+    metadata: dict[str, Any] = {"help": help}
+    if limits != Range():
+        metadata["range"] = limits
+    return field(default=default, metadata=metadata)
 
 
 def fixed(default: Any) -> Any:
-    """Declare a field that belongs to the name of a sampler, and is no option."""
+    """Declare a field that belongs to the name of a sampler and isn't an option.
+
+    Use it where one class has several published names.
+
+    Args:
+        default: the value of the class.
+
+    Returns:
+        A dataclass field.
+
+    Example:
+        rule: Literal["cap", "rescale"] = fixed("rescale")
+    """
     return field(default=default, metadata={"fixed": True})
 
 
@@ -236,6 +322,7 @@ def choices_of(cls: type) -> dict[str, tuple[Any, ...]]:
     return {name: get_args(hint) for name, hint in get_type_hints(cls).items() if get_origin(hint) is Literal}
 
 
-def require(condition: bool, message: str) -> None:
+def check(condition: bool, message: str) -> None:
+    """Raise a SamplingError with this message unless the condition holds."""
     if not condition:
         raise SamplingError(message)

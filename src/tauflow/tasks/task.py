@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 from torchmetrics import MetricCollection
 
-from tauflow.denoise.model import ChannelsName, checked_channels
+from tauflow.denoise.model import ChannelsName, check_channels
 from tauflow.errors import SettingsError
 from tauflow.numerics import seed_of
 from tauflow.samplers import Prompt
@@ -71,7 +71,7 @@ class DataFacts:
                 f"data has 1 to {MAX_SIZE} tokens, coordinates and values of a condition, at most "
                 f"{MAX_DIMENSIONS} dimensions and {MAX_COLUMNS} columns of a condition; got {str(self)[:200]}"
             )
-        checked_channels(self.channels, self.shape)
+        check_channels(self.channels, self.shape)
 
     @property
     def length(self) -> int:
@@ -370,7 +370,7 @@ class TextPrompt(Prompt):
     places: int
 
 
-def places_of(prompt: Prompt) -> int:
+def index_of(prompt: Prompt) -> int:
     """Return how many places a prompt takes: those of its text, or else those up to the last known one."""
     if isinstance(prompt, TextPrompt):
         return prompt.places

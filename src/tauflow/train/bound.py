@@ -16,7 +16,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from tauflow.denoise import DROPPED
-from tauflow.denoise.denoiser import single
+from tauflow.denoise.posterior import at_least_float32
 from tauflow.errors import SettingsError
 from tauflow.networks import Network
 from tauflow.numerics import generator_for
@@ -29,7 +29,7 @@ Batch = dict[str, Tensor]
 
 def cross_entropy(logits: Tensor, x_1: Tensor) -> Tensor:
     """Return -ln p(x_1 | x_t) of each row (R,) with logits (R, V), in float32 at least."""
-    return F.cross_entropy(single(logits), x_1, reduction="none")
+    return F.cross_entropy(at_least_float32(logits), x_1, reduction="none")
 
 
 def stratified_mean(values: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:

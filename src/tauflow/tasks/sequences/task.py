@@ -46,7 +46,7 @@ from tauflow.tasks.task import (
     TableItems,
     TextTask,
     ValidationItems,
-    places_of,
+    index_of,
     unigram_distribution,
 )
 from tauflow.tasks.text.corpus import HubCorpus
@@ -282,7 +282,7 @@ class Sequences(TextTask):
 
     def allowed(self, prompt: Prompt | None = None, length: int | None = None) -> Tensor | None:
         """Return no padding before what is known or a length, and padding alone from a length on."""
-        end = 0 if prompt is None else places_of(prompt)
+        end = 0 if prompt is None else index_of(prompt)
         if length is not None and not 1 <= length <= self.shape[0]:
             raise SettingsError(f"--length must be from 1 to {self.shape[0]}, got {length}")
         if length is not None and end > length:
