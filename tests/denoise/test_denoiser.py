@@ -236,11 +236,11 @@ def test_only_the_rows_that_are_read_again_are_copied(monkeypatch):
     """All of them only by methods that evaluate twice in a step; most methods copy nothing."""
     copied: list[str] = []
 
-    def kept(self, places=None):
-        copied.append("all" if places is None else "some")
+    def clone(self, index=None):
+        copied.append("all" if index is None else "some")
         return self
 
-    monkeypatch.setattr("tauflow.denoise.denoiser.Answered.kept", kept)
+    monkeypatch.setattr("tauflow.denoise.posterior.AnswerPosterior.clone", clone)
     found: dict[str, set[str]] = {}
     for name, kind in CASES:
         process = mixture(kind, V)
@@ -254,7 +254,7 @@ def test_only_the_rows_that_are_read_again_are_copied(monkeypatch):
     assert found == {"all": twice, "some": back, "": {name for name, _ in CASES} - twice - back}
 
 
-def test_rows_that_were_not_kept_cannot_be_read():
+def test_rows_that_were_not_cloned_cannot_be_read():
     model = Model(Dense(Labelled(V, V)), mixture("uniform", V), (D,))
     x = torch.arange(B * D).view(B, D) % V
     evaluation, whole = (model.denoiser.evaluate(x, torch.zeros(B), LABELS) for _ in range(2))
@@ -263,7 +263,7 @@ def test_rows_that_were_not_kept_cannot_be_read():
     for index in (places, places[1:], places[:0], places.flip(0)):
         assert torch.equal(evaluation.probs(index), whole.probs(index))
     for index in (torch.tensor([3]), torch.tensor([2, 35]), slice(None)):
-        with pytest.raises(IndexError, match="only the rows that were kept can be read"):
+        with pytest.raises(IndexError, match="only the cloned rows can be read"):
             evaluation.probs(index)
 
 

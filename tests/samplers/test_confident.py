@@ -203,7 +203,7 @@ def test_the_likelihood_of_a_token_that_decides_is_refused():
     ("spec", "message"),
     [
         ("confidence(level=0.9)", "equal counts have none"),
-        ("threshold(level=-1)", "at least 0, got -1.0; 0.9 is usual"),
+        ("threshold(level=-1)", "level must be at least 0, got -1.0"),
         ("threshold(drift=0.1)", "drift belongs to counts=stable"),
         ("klass(drift=0)", "drift must be above 0"),
         ("threshold(order=entropy)", "needs a score from 0 to 1"),

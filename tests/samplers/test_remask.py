@@ -318,7 +318,7 @@ def test_sweeps_share_the_budget():
         ("psi(begin=0.8, end=0.2)", "shares of the evaluations"),
         ("remdm_loop(begin=0)", "hold=0.9 is a kappa between 0 and 1"),
         ("remdm_loop(grid=early)", "hold has a grid of its own"),
-        ("renoise(begin=2)", "begin is a share of the evaluations"),
+        ("renoise(begin=2)", "begin must be at least 0 and at most 1"),
         ("gibbs(share=0)", "share must be above 0"),
         ("gibbs(sweeps=0)", "sweeps must be at least 1"),
     ],
