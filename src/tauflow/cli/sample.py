@@ -476,7 +476,7 @@ def _replaced(path: Path) -> CheckpointError:
 def load_pretrained(settings: SampleSettings, device: "torch.device") -> "Trained":
     from tauflow.recipes import pretrained
 
-    return pretrained(settings.pretrained, settings.dtype, device, settings.rates)
+    return pretrained(cast(str, settings.pretrained), settings.dtype, device, settings.rates)
 
 
 def resize(trained: "Trained", settings: SampleSettings) -> "Trained":
@@ -656,7 +656,9 @@ def prepare_job(
         if settings.rates:
             trained = with_rates(trained, settings.rates)
     images = shows_images(task_of(trained))
-    sizes = {name: sizes[images] for name, sizes in SIZES.items() if getattr(settings, name) is None}
+    sizes: dict[str, Any] = {
+        name: sizes[images] for name, sizes in SIZES.items() if getattr(settings, name) is None
+    }
     settings = dataclasses.replace(settings, **sizes)
     trained = learn(trained, path, settings)
     grid = make_grid(settings, trained, device)
