@@ -12,28 +12,28 @@ from benchmarks.studies.forecast import Forecast
 from benchmarks.studies.frontier import Frontier
 from benchmarks.studies.image_orders import ImageOrders
 from benchmarks.studies.image_schedules import ImageSchedules
-from benchmarks.studies.images import Images
-from benchmarks.studies.models import Ablation, Countdown, Epsilon, Text
+from benchmarks.studies.images import ImagesStudy
+from benchmarks.studies.models import Ablation, CountdownStudy, Epsilon, TextStudy
 from benchmarks.studies.molecules import (
     MoleculeProperties,
-    Molecules,
     MoleculeScaffolds,
+    MoleculesStudy,
     MoleculeTemperatures,
     Moses,
 )
-from benchmarks.studies.observed import Hamming, Positivity, Proxies
+from benchmarks.studies.observed import Hamming, PositivityStudy, ProxiesStudy
 from benchmarks.studies.overview import Orders, Overview
 from benchmarks.studies.runtime import Runtime
-from benchmarks.studies.text_to_image import Guidance, TextToImage
+from benchmarks.studies.text_to_image import Guidance, TextToImageStudy
 from benchmarks.studies.theory import Kl, Local, Order, Schedules
 
 STUDIES: dict[str, type[Study]] = {
     name_of(study): study
     for study in (
-        *(Countdown, Ablation, Epsilon, Positivity, Hamming, Proxies, Runtime, Order, Local, Kl, Schedules),
-        *(Text, Tuning, Tuned, Joints, Laws, Dependence, Forecast, Images, ImageSchedules, ImageOrders),
-        *(Frontier, Bigrams, Correctors, Overview, Orders, Guidance, TextToImage),
-        *(Molecules, Moses, MoleculeTemperatures, MoleculeScaffolds, MoleculeProperties),
-        Antibodies,
+        *(CountdownStudy, Ablation, Epsilon, PositivityStudy, Hamming, ProxiesStudy, Runtime),
+        *(Order, Local, Kl, Schedules, TextStudy, Tuning, Tuned, Joints, Laws, Dependence, Forecast),
+        *(ImagesStudy, ImageSchedules, ImageOrders, Frontier, Bigrams, Correctors, Overview, Orders),
+        *(Guidance, TextToImageStudy, MoleculesStudy, Moses, MoleculeTemperatures, MoleculeScaffolds),
+        *(MoleculeProperties, Antibodies),
     )
 }

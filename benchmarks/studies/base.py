@@ -6,7 +6,6 @@ axis of its tables and its figure. The store, the resumable loop and the tables 
 """
 
 import dataclasses
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from benchmarks import study_name
 from benchmarks.studies.report import FILES, save
 from tauflow import files
 from tauflow.errors import SettingsError, TauflowError
@@ -138,8 +138,7 @@ class Study(ABC):
 
 
 def name_of(study: type[Study]) -> str:
-    """Return what a study is called on the command line: words of its class, joined by underscores."""
-    return "_".join(re.findall("[A-Z][a-z0-9]*", study.__name__)).lower()
+    return study_name(study.__name__)
 
 
 def _loaded(path: str | Path, data: Mapping[str, Any]) -> Trained:

@@ -47,7 +47,7 @@ class OnImages(OnModels):
         return found
 
 
-class Images(OnImages):
+class ImagesStudy(OnImages):
     """Samplers at few evaluations on models of pictures: exact likelihood in bits per dimension (of a masked
     source), distances in the features of a network, accuracy of the class asked for, noise in quiet areas and
     spread of the brightness; real data is the floor. pictures.png shows samples of 8 evaluations. Needs

@@ -49,7 +49,7 @@ class LawTask(Task):
         return [" ".join(map(str, row)) for row in tokens.tolist()]
 
 
-class Perplexity(SampleMean):
+class ChainPerplexity(SampleMean):
     """exp of the mean negative log-likelihood per token under the law itself."""
 
     def __init__(self, chain: Chain, **kwargs: Any):
@@ -80,7 +80,7 @@ class ChainTask(LawTask):
     def sample_metrics(self) -> MetricCollection:
         unigrams = UnigramTotalVariation(self.chain.start @ self.chain.emission)
         return MetricCollection(
-            {"perplexity": Perplexity(self.chain), "unigram_tv": unigrams}, compute_groups=False
+            {"perplexity": ChainPerplexity(self.chain), "unigram_tv": unigrams}, compute_groups=False
         )
 
 

@@ -144,14 +144,14 @@ class OnModels(Study):
         return Sampling(*size, int(factors["seed"]), show=0, nll_items=self.settings.nll_items)
 
 
-class Countdown(OnModels):
+class CountdownStudy(OnModels):
     """Error against NFE of every sampler on the countdown models (paper: fig:countdown_exp): per transition,
     per sequence, and the unigram total variation that says whether a low error is bought with a wrong law."""
 
     nfes = (4, 8, 16, 32, 64, 128, 256)
 
 
-class Text(OnModels):
+class TextStudy(OnModels):
     """Perplexity against NFE of every sampler on text models (paper: tab:text_masked, tab:text_uniform), with
     entropy, distinct n-grams and memorisation beside it. Needs --ckpt: text models are not shipped."""
 

@@ -61,7 +61,7 @@ class OnMolecules(OnModels):
         return dataclasses.replace(super().sampled(trained, sampler, factors), table={})
 
 
-class Molecules(OnMolecules):
+class MoleculesStudy(OnMolecules):
     """Validity, uniqueness, novelty and FCD of molecules against NFE, for every sampler. The same model with
     one token an evaluation (from noise: with 256 evaluations) is the ceiling, and a finding says how many
     evaluations 95 % of its validity take. pictures_<source>.png shows molecules of each sampler at 8

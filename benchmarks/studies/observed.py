@@ -41,7 +41,7 @@ class Observed(Study):
             sample(model, spec, int(factors["nfe"]), count=count, seed=generator, observer=observer)
 
 
-class Positivity(Observed):
+class PositivityStudy(Observed):
     """Share of the extrapolated intensities that are nonnegative before clamping (paper:
     tab:positive_pct_tasks), for both grids: over the channels of movable coordinates, and over all D V
     entries of a sequence (the paper does not say which it means)."""
@@ -82,7 +82,7 @@ class Hamming(Observed):
         return Cell(factors, records(factors, found))
 
 
-class Proxies(Observed):
+class ProxiesStudy(Observed):
     """Curvature and drift proxies along a trajectory (paper: fig:stiffness_analysis, App. drift_analysis):
     tau domain, t domain, and their ratio, against the time t of the step; tr_cie on a uniform tau grid."""
 

@@ -110,7 +110,7 @@ class Guidance(OnScenes):
         return [cell | {"guidance": weight} for cell in super().cells() for weight in weights]
 
 
-class TextToImage(OnScenes):
+class TextToImageStudy(OnScenes):
     """Samplers at few evaluations on mini-GenEval (paper: tab:fudoki_geneval, tab:clip_score): the share of
     scenes that show their caption by GenEval's rules, and strictly (nothing broken, nothing more than was
     asked for), for each of its six tasks; broken codes, diversity and a two-tower score beside them. Real

@@ -24,14 +24,14 @@ from tauflow.samplers.sampler import Problem, Sampler, State, StepInfo
 
 
 @dataclass(frozen=True)
-class Step:
+class ObservedStep:
     """One step as an observer sees it, from x = x_n to x_next = x_{n+1}; `before` is the step before."""
 
     info: StepInfo
     x: Tensor  # (B, D)
     x_next: Tensor  # (B, D)
     posterior: Posterior  # the evaluation at (t_n, x_n)
-    before: "Step | None"
+    before: "ObservedStep | None"
 
     def grid(self, process: Process) -> tuple[Grid, int]:
         """Return the times t_{n-1} (not in the first step), t_n, t_{n+1}, and which of them is t_n."""
@@ -54,11 +54,11 @@ class Diagnostic(ABC):
 
     def __init__(self) -> None:
         self._batch = -1
-        self._before: Step | None = None
+        self._before: ObservedStep | None = None
         self._found: dict[tuple[int, int], tuple[StepInfo, Tensor]] = {}
 
     @abstractmethod
-    def measure(self, step: Step) -> Tensor | None:
+    def measure(self, step: ObservedStep) -> Tensor | None:
         """Return the numbers (B, len(names)), or None where the step has none."""
 
     def __call__(self, info: StepInfo, state: State) -> None:
@@ -67,7 +67,7 @@ class Diagnostic(ABC):
         first = info.n == 0
         self._batch += first
         before = None if first else self._before
-        step = Step(info, before.x_next if before else state.posterior.x, state.x, state.posterior, before)
+        step = ObservedStep(info, before.x_next if before else state.posterior.x, state.x, state.posterior, before)
         values = self.measure(step)
         if values is not None:
             self._found[self._batch, info.n] = info, values.double().cpu()

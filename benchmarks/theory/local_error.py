@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.theory.diagnostic import Reevaluating, Step, leaping_from
+from benchmarks.theory.diagnostic import ObservedStep, Reevaluating, leaping_from
 from tauflow.denoise import Model
 from tauflow.samplers.grids import Grid
 from tauflow.samplers.leaping import Leaping, Term, intensities
@@ -37,7 +37,7 @@ class LocalErrors(Reevaluating):
         self.sampler = leaping_from(sampler)
         self.nodes = nodes
 
-    def measure(self, step: Step) -> Tensor:
+    def measure(self, step: ObservedStep) -> Tensor:
         grid, n = step.grid(self.problem.process)
         errors = _local_errors(self.problem, self.sampler, step.state(), grid, n, self.nodes).cpu()
         hamming = (step.x != step.before.x).sum(1) if step.before else torch.zeros(len(step.x))

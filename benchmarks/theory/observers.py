@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.theory.diagnostic import Diagnostic, Reevaluating, Step, leaping_from
+from benchmarks.theory.diagnostic import Diagnostic, ObservedStep, Reevaluating, leaping_from
 from tauflow.denoise import Model
 from tauflow.process import Process
 from tauflow.samplers.leaping import Clamp, Term, intensities
@@ -31,7 +31,7 @@ class Events(Diagnostic):
 
     names = ("moved", "clamped", "several", "masks", "discarded")
 
-    def measure(self, step: Step) -> Tensor:
+    def measure(self, step: ObservedStep) -> Tensor:
         return torch.tensor([[getattr(step.info, name) for name in self.names]]).expand(len(step.x), -1)
 
     def leftover_masks(self) -> float:
@@ -63,7 +63,7 @@ class HammingDrift(Diagnostic):
         super().__init__()
         self.process = process
 
-    def measure(self, step: Step) -> Tensor:
+    def measure(self, step: ObservedStep) -> Tensor:
         return (step.x_next != step.x).sum(1, keepdim=True)
 
     def records(self) -> list[dict[str, Any]]:
@@ -108,7 +108,7 @@ class Proxies(Reevaluating):
         for name in ("curv", "drift", "drift_all", "integration", "mismatch")
     )
 
-    def measure(self, step: Step) -> Tensor | None:
+    def measure(self, step: ObservedStep) -> Tensor | None:
         if not step.before:
             return None
         problem, x, before = self.problem, step.x, step.before
@@ -182,7 +182,7 @@ class Positivity(Reevaluating):
         super().__init__(model, frozen, condition)
         self.sampler = leaping_from(sampler)
 
-    def measure(self, step: Step) -> Tensor | None:
+    def measure(self, step: ObservedStep) -> Tensor | None:
         if not step.before:
             return None
         x, process = step.x, self.problem.process

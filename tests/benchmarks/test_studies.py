@@ -17,6 +17,7 @@ import torch
 from conftest import ROOT, paused
 
 import tauflow
+from benchmarks.__main__ import SCRIPTS
 from benchmarks.studies import STUDIES
 from benchmarks.studies.base import Settings, Study, records
 from benchmarks.studies.beyond import Laws, variants
@@ -427,3 +428,10 @@ def test_not_a_number_survives_the_file(tmp_path):
     assert json.loads((tmp_path / "results.json").read_text())["cells"][0]["records"] == [["m", None, None]]
     value = Results.read(tmp_path).records[0].measured.value
     assert value != value
+
+
+def test_the_overview_names_everything_without_torch():
+    code = "import sys; from benchmarks.__main__ import main; main([]); assert 'torch' not in sys.modules"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = {line.split()[0] for line in run.stdout.splitlines() if line.startswith("  ")}
+    assert listed == {*STUDIES, *SCRIPTS, "geneval"}

@@ -15,7 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 import tauflow
 from benchmarks.studies.base import Settings
-from benchmarks.studies.models import Text
+from benchmarks.studies.models import TextStudy
 from tauflow.errors import CheckpointError, SettingsError
 from tauflow.evaluation.tensorboard import write_cells
 from tauflow.recipes import RECIPES, pretrained
@@ -433,7 +433,7 @@ def test_evaluation_needs_no_data(loaded):
 def test_studies_and_tensorboard(folders, loaded, tmp_path):
     trained, folder = loaded["llada"], str(folders["llada"][0])
     sizes = {"samples": 2, "seeds": (0,), "nfes": (2,), "samplers": ("auto",), "checkpoints": (folder,)}
-    Text(Settings(**sizes)).run(tmp_path / "study")
+    TextStudy(Settings(**sizes)).run(tmp_path / "study")
     assert "entropy_bits" in (tmp_path / "study" / "results.md").read_text()
     results = tauflow.evaluate(trained, "auto", 2, 2)
     with SummaryWriter(str(tmp_path / "board")) as writer:

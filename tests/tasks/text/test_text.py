@@ -840,7 +840,7 @@ def test_the_papers_setting(source, tmp_path, corpus_file, gpt2):
 def test_the_study_of_text(text_run, corpus_file, tmp_path, capsys):
     """Perplexity, and what stands beside it, for samplers and for real text."""
     from benchmarks.studies.command import main
-    from benchmarks.studies.models import Text as Study
+    from benchmarks.studies.models import TextStudy as Study
 
     places = ("--ckpt", str(text_run[0] / "best.ckpt"), "--out", str(tmp_path))
     main(["text", "--smoke", "--samplers", "euler,spaced", *places, "--no_progress"])
