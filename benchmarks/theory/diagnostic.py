@@ -67,7 +67,9 @@ class Diagnostic(ABC):
         first = info.n == 0
         self._batch += first
         before = None if first else self._before
-        step = ObservedStep(info, before.x_next if before else state.posterior.x, state.x, state.posterior, before)
+        step = ObservedStep(
+            info, before.x_next if before else state.posterior.x, state.x, state.posterior, before
+        )
         values = self.measure(step)
         if values is not None:
             self._found[self._batch, info.n] = info, values.double().cpu()
