@@ -4,8 +4,8 @@ Glossary (symbol - name in the code - shape - where it is defined in the paper):
 
     t           t             (B,)         physical time in [0, 1], data at 1
     kappa_t     kappa         as t         schedule, share of coordinates that carry their data token
-    tau         tau           as t         -ln(1 - kappa), reparameterised time (Eq. tau_def)
-    lambda_t    rate_factor   as t         kappa_dot / (1 - kappa) (Eq. rate_factor)
+    tau         tau           as t         -ln(1 - kappa), reparameterized time (Eq. 10)
+    lambda_t    rate_factor   as t         kappa_dot / (1 - kappa) (Eq. 9)
     x_0         x_0           (B, D)       draw from the source, int64
     x_t         x_t           (B, D)       state at time t, int64, in 0 .. S-1
     x_1         x_1           (B, D)       data, int64, in 0 .. V-1
@@ -38,7 +38,18 @@ from tauflow.process import (
     Uniform,
     schedule_from,
 )
-from tauflow.samplers import SAMPLERS, Prompt, Result, Sampler, fixed, nll, option, sample, sampler_from
+from tauflow.samplers import (
+    SAMPLERS,
+    GridSampler,
+    Prompt,
+    Result,
+    Sampler,
+    fixed,
+    nll,
+    option,
+    sample,
+    sampler_from,
+)
 from tauflow.samplers.learned import learn_counts, learn_influence, learn_order
 
 if TYPE_CHECKING:
@@ -83,6 +94,7 @@ __all__ = [
     "Countdown",
     "DFMModule",
     "Denoiser",
+    "GridSampler",
     "Marginal",
     "Masked",
     "Metric",

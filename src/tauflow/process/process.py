@@ -276,8 +276,8 @@ def spread_kappas(index: Tensor) -> Tensor:
 #
 #     p_t(x^d | x_1^d) = kappa(t) 1{x^d = x_1^d} + (1 - kappa(t)) p_src(x^d)
 #
-# Its clock is tau = -ln(1 - kappa) (Eq. tau_def). In tau the rate of a jump to s is the posterior p(s | x)
-# itself (Eq. cancel), so the intensities of a coordinate sum to at most 1 whatever the source is.
+# Its clock is tau = -ln(1 - kappa) (Eq. 10). In tau the rate of a jump to s is the posterior p(s | x)
+# itself (Eq. 12), so the intensities of a coordinate sum to at most 1 whatever the source is.
 
 
 HALF = (torch.float16, torch.bfloat16)

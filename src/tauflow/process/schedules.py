@@ -5,8 +5,8 @@ Symbols (t in [0, 1], data at t = 1):
     kappa(t)        share of coordinates that already carry their data token
     kappa_dot(t)    d kappa / dt
     survival(t)     1 - kappa(t), the share that does not, computed without cancellation near t = 1
-    tau(t)          -ln(1 - kappa), the reparameterised time of the paper (Eq. tau_def)
-    rate_factor(t)  kappa_dot / (1 - kappa) = d tau / dt (Eq. rate_factor); infinite at t = 1
+    tau(t)          -ln(1 - kappa), the reparameterized time of the paper (Eq. 10)
+    rate_factor(t)  kappa_dot / (1 - kappa) = d tau / dt (Eq. 9); infinite at t = 1
     odds(t)         kappa / (1 - kappa), which a metric path takes for its beta; infinite at t = 1
 
 A schedule states `kappa`, `survival`, `kappa_dot` and how to invert the pair (kappa, survival); the rest is
