@@ -248,7 +248,7 @@ def samples_csv(results: Results) -> str:
         frame[name] = frame[name].map({True: "true", False: "false"})
     factors = dict.fromkeys(name for cell in results.cells if cell.table for name in cell.factors)
     columns = [*factors, *(name for name in frame if name not in factors)]
-    return frame[columns].to_csv(index=False, lineterminator="\n", float_format="%g")
+    return frame[columns].to_csv(index=False, lineterminator="\n", float_format="%.10g")
 
 
 def properties_figure(results: Results, task: Task) -> Figure | None:
