@@ -700,6 +700,13 @@ def test_conditions_are_those_of_validation_items_or_the_one_asked_for():
         tauflow.evaluate(trained, "spaced", [4], 2, condition=torch.tensor([7]))
 
 
+def test_later_batches_have_the_conditions_of_later_items():
+    task = labelled().task
+    task.setup()
+    found = Sampling(5, 2).conditions_for(1, task)
+    assert found.tolist() == [task.val_data[number]["condition"].tolist() for number in (2, 3)]
+
+
 def test_real_data_of_a_condition_are_the_items_that_have_it():
     """Step 1 and step 3 have different unigram laws: real data of one condition are at the distance of that
     law."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from tauflow import Masked, Mixture, Model, sample
 from tauflow.networks import UNetConfig
 from tauflow.networks.network import Network
-from tauflow.networks.unet import BOXES, CHUNK, Anchors, LogisticHead
+from tauflow.networks.unet import BOXES, CHUNK, Anchors, LogisticHead, UNetLevel
 
 V = 16
 CONFIGS = {
@@ -161,3 +161,16 @@ def test_a_unet_is_for_images_and_anchors_for_masks() -> None:
         UNetConfig(8).build((24,), V + 1, V)
     with pytest.raises(ValueError, match="masked source"):
         UNetConfig(8, anchors=True).build((4, 6), V, V)
+
+
+def test_skips_carry_what_the_lower_levels_lose():
+    """Without the way through the lower level, a pixel still reaches its own logits: by the skip."""
+    network = trained_like(CONFIGS["linear"].build((4, 6), V + 1, V, ()))
+    x, t, _ = inputs((4, 6), batch=1)
+    other = x.clone()
+    other[0, 0] = (x[0, 0] + 1) % V
+    for part in network.up:
+        if not isinstance(part, UNetLevel):  # the way up from the level below
+            torch.nn.init.zeros_(part.weight)
+            torch.nn.init.zeros_(part.bias)
+    assert not torch.equal(network.hidden(x, t), network.hidden(other, t))

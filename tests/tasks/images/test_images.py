@@ -76,6 +76,7 @@ def test_decorrelated_tokens_are_a_bijection_of_colors():
     red, green, blue = (every[:, channel] for channel in range(3))
     by_hand = torch.stack([green, (red - green + 4) % 8, (blue - green + 4) % 8], -1)
     assert torch.equal(tokens.long(), by_hand)
+    assert torch.equal(Decorrelated(8).decode(tokens[None]), images)
 
 
 def test_grey_of_colors_is_their_luma():
