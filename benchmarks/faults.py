@@ -368,14 +368,14 @@ FAULTS = [
         "tasks/countdown.py",
         "for _ in range(length - 1):",
         "for _ in range(length):",
-        "test_countdown.py::test_stationary_law_and_entropy",
+        "test_countdown.py::test_stationary_distribution_and_entropy",
     ),
     Fault(
         "countdown free to jump before zero",
         "tasks/countdown.py",
         "return (x >= step) * (x - step) + (x < step) * fresh",
         "return (x > step) * (x - step) + (x <= step) * fresh",
-        "test_countdown.py::test_stationary_law_and_entropy",
+        "test_countdown.py::test_stationary_distribution_and_entropy",
     ),
     Fault(
         "evidence added instead of multiplied",

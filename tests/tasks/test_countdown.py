@@ -11,7 +11,7 @@ from tauflow.tasks.countdown import (
     CountdownItems,
     entropy,
     posterior,
-    stationary_law,
+    stationary_distribution,
     transition_matrix,
     violations,
 )
@@ -69,7 +69,7 @@ def test_metrics_by_hand():
     )
 
 
-def test_foreign_tokens_count_against_the_unigram_law():
+def test_foreign_tokens_count_against_the_unigram_distribution():
     metric = Countdown(length=4, values=2).sample_metrics()["unigram_tv"]
     metric.update(torch.tensor([[-1, 2, 0, 0]]))
     assert metric.compute()[0] == pytest.approx((abs(0.5 - 2 / 3) + 1 / 3 + 0.5) / 2)
@@ -84,8 +84,8 @@ def test_metrics_of_real_data():
     assert result["unigram_tv"][0] < 0.03
 
 
-def test_stationary_law_and_entropy():
-    law, transition = stationary_law(32), transition_matrix(32)
+def test_stationary_distribution_and_entropy():
+    law, transition = stationary_distribution(32), transition_matrix(32)
     torch.testing.assert_close(law @ transition, law)
     torch.testing.assert_close(transition.sum(1), torch.ones(32, dtype=torch.float64))
     per_token = law[0].item() * math.log(32)
@@ -128,13 +128,13 @@ def test_bad_sizes(bad):
         Countdown(**bad)
 
 
-def test_the_unigram_law_counts_the_first_items_and_has_no_zero():
+def test_the_unigram_distribution_counts_the_first_items_and_has_no_zero():
     """4096 items of 64 values: shares within 0.01 of the law (six standard errors; runs of a chain count as
     one draw).
     """
     law = Countdown(length=64, values=8).unigrams()
     assert law.sum() == 1, "exactly: a source that is rebuilt from it is the same"
-    assert (law - stationary_law(8)).abs().max() < 0.01
+    assert (law - stationary_distribution(8)).abs().max() < 0.01
     assert torch.equal(law, Countdown(length=64, values=8).unigrams())
     assert not torch.equal(law, Countdown(length=64, values=8, seed=1).unigrams())
     tokens = torch.stack(
@@ -177,7 +177,7 @@ def test_labelled_metrics_by_hand():
     assert result["error_rate_step_2"] == pytest.approx(1 / 6)
     assert result["error_rate_step_3"] == 1
     assert result["sequence_error_rate"] == 1 / 2
-    law = (stationary_law(8) + 2 * stationary_law(8, 2) + stationary_law(8, 3)) / 4
+    law = (stationary_distribution(8) + 2 * stationary_distribution(8, 2) + stationary_distribution(8, 3)) / 4
     seen = torch.bincount(tokens.flatten(), minlength=8) / 16
     assert result["unigram_tv"] == pytest.approx((seen - law).abs().sum().item() / 2)
 

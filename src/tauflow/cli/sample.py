@@ -57,10 +57,10 @@ def flag(help: str, metavar: str | None = None, default: Any = None, **options: 
     return field(default=default, metadata=metadata)
 
 
-class Text(str):
+class TextFlag(str):
     """Valid Unicode, which may be empty. Python keeps other bytes of a command line as surrogates."""
 
-    def __new__(cls, word: str) -> "Text":
+    def __new__(cls, word: str) -> "TextFlag":
         try:
             word.encode()
         except UnicodeEncodeError:
@@ -104,14 +104,14 @@ class SampleSettings:
     )
     seed: int = flag("seed of all random draws, 0 to 2**32 - 1", "N", 0)
 
-    prompt: Text | None = flag('known start of every sample; for countdown "31 30 _ 28"', "TEXT")
-    infill: Text | None = flag('text with blanks, one _ per token: "We the ____ of"', "TEXT")
+    prompt: TextFlag | None = flag('known start of every sample; for countdown "31 30 _ 28"', "TEXT")
+    infill: TextFlag | None = flag('text with blanks, one _ per token: "We the ____ of"', "TEXT")
     length: int | None = flag(
         "tokens per sample, for tasks of varying length and pretrained language models", "N"
     )
     complete: Path | None = flag("image to complete; --keep selects the known part", "PATH")
     keep: str | None = flag("known part of --complete: left, right, top, bottom, or x0,y0,x1,y1", "PART")
-    condition: Text | None = flag("condition of all samples, in the task's words", "TEXT")
+    condition: TextFlag | None = flag("condition of all samples, in the task's words", "TEXT")
     guidance: list[float] = flag(
         "guidance weights, toward the condition, or toward --prompt for models without one; 1 is off", "W", []
     )
@@ -251,7 +251,7 @@ def _split_commas(word: str) -> list[str]:
 
 
 READERS: dict[Any, Any] = {
-    **{int: int, float: float, str: _read_word, Path: _read_path, Text: Text},
+    **{int: int, float: float, str: _read_word, Path: _read_path, TextFlag: TextFlag},
     **{list[int]: _read_budgets, list[float]: _read_weights, list[str]: lambda word: [_read_word(word)]},
 }
 """How a word of the command line becomes a value, by the type of the field."""

@@ -1,7 +1,8 @@
 """Metrics of generated samples; each computes (value, standard error over samples).
 
-A metric says itself how it is read: `higher_is_better`, and `logarithmic` for its axis. Those of tasks with
-conditions take `update(tokens, condition=None)`; torchmetrics hands a condition only to those who take it.
+Each metric declares which direction is better (`higher_is_better`) and whether its axis is `logarithmic`. In
+tasks with conditions, metrics may take `update(tokens, condition=None)`; torchmetrics passes a condition only
+to those that take it.
 
 Shapes: B samples of an update, N samples in all, D coordinates, V data tokens.
 """
@@ -73,17 +74,17 @@ class ConditionalSampleMean(SampleMean):
 
 
 class UnigramTotalVariation(SampleMetric):
-    """Total variation between the tokens at all coordinates and a law (V,); masks are foreign to it.
+    """Total variation between the tokens at all coordinates and a distribution (V,); masks are foreign to it.
 
     The standard error is of first order: the distance is linear in the shares as long as none crosses the
-    law.
+    distribution.
     """
 
     tokens: list[Tensor]
 
-    def __init__(self, law: Tensor, **kwargs: Any):
+    def __init__(self, distribution: Tensor, **kwargs: Any):
         super().__init__(**kwargs)
-        self.law = law
+        self.distribution = distribution
         self.add_state("tokens", [], dist_reduce_fx="cat")
 
     def update(self, tokens: Tensor) -> None:
@@ -91,10 +92,10 @@ class UnigramTotalVariation(SampleMetric):
 
     def compute(self) -> tuple[Tensor, Tensor]:
         tokens = joined(self.tokens).cpu()  # (N, D)
-        values = len(self.law)
+        values = len(self.distribution)
         tokens = tokens.masked_fill((tokens < 0) | (tokens >= values), values)
         shares = torch.bincount(tokens.flatten(), minlength=values + 1) / tokens.numel()
-        difference = shares - torch.cat([self.law.double().cpu(), torch.zeros(1)])
+        difference = shares - torch.cat([self.distribution.double().cpu(), torch.zeros(1)])
         slopes = (difference.sign() / 2)[tokens].mean(1)  # what a sample adds to the distance, (N,)
         return difference.abs().sum() / 2, standard_error(slopes)
 
