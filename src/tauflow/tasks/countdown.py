@@ -201,6 +201,7 @@ class Countdown(Task):
         A task, which `tauflow.Trained`, `tauflow.evaluate`, and `train.py --data` take.
 
     Example:
+        >>> import tauflow
         >>> task = tauflow.Countdown(length=8, values=4)
         >>> task.setup()
         >>> tokens = task.train_data[0]["tokens"]
