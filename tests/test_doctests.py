@@ -6,7 +6,7 @@ import pytest
 
 import tauflow
 
-EXAMPLES = ["Denoiser", "Prompt", "sample"]
+EXAMPLES = ["Countdown", "Denoiser", "Prompt", "sample"]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
