@@ -5,6 +5,7 @@ as tr_cie(grid=tau) has the color of its sampler, with a dashed line and its own
 entry in STYLES, so no other one changes its color. Nothing here uses pyplot's globals.
 """
 
+import csv
 import hashlib
 import io
 import math
@@ -238,17 +239,27 @@ ACROSS = 2  # panels of a row
 
 def samples_csv(results: Results) -> str:
     """Return the tables of all cells as CSV, after the factors of each; nothing where no cell has one."""
-    import pandas
-
-    parts = [pandas.DataFrame(cell.factors | cell.table) for cell in results.cells if cell.table]
-    if not parts:
+    cells = [cell for cell in results.cells if cell.table]
+    if not cells:
         return ""
-    frame = pandas.concat(parts)
-    for name in frame.select_dtypes(bool):
-        frame[name] = frame[name].map({True: "true", False: "false"})
-    factors = dict.fromkeys(name for cell in results.cells if cell.table for name in cell.factors)
-    columns = [*factors, *(name for name in frame if name not in factors)]
-    return frame[columns].to_csv(index=False, lineterminator="\n", float_format="%.10g")
+    factors = list(dict.fromkeys(name for cell in cells for name in cell.factors))
+    columns = list(dict.fromkeys(name for cell in cells for name in cell.table))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*factors, *columns])
+    for cell in cells:
+        head = [cell.factors.get(name, "") for name in factors]
+        for row in zip(*(cell.table[name] for name in columns), strict=True):
+            writer.writerow([*head, *map(_word, row)])
+    return text.getvalue()
+
+
+def _word(value: str | bool | float) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return value
+    return "" if math.isnan(value) else f"{value:g}"
 
 
 def properties_figure(results: Results, task: Task) -> Figure | None:
