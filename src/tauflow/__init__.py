@@ -1,9 +1,22 @@
 """tauflow: train discrete-flow-matching denoisers, and sample from them when network evaluations are scarce.
 
-Glossary (symbol - name in the code - shape - where it is defined in the paper):
+The names people use most:
+
+    load, pretrained        read a model from a checkpoint, or from a folder or the hub
+    sample                  draw samples with a budget of network evaluations
+    evaluate                compare samplers and budgets by the task's metrics or your own
+    generate                continue a text
+    nll                     likelihood of data under a few-step sampler
+    Model                   any network that maps (x, t) to logits, ready to sample
+    Mixture, Masked         the path from noise to data, and its source
+    Process.loss            the training loss, for your own training loop
+    DFMModule               the same for a Lightning Trainer
+    GridSampler             base for your own sampler; Task and Network for your own data and network
+
+Glossary (symbol - name in the code - shape - meaning, with equations of the TR-CIE paper):
 
     t           t             (B,)         physical time in [0, 1], data at 1
-    kappa_t     kappa         as t         schedule, share of coordinates that carry their data token
+    kappa_t     kappa         as t         schedule: share of coordinates that carry their data token
     tau         tau           as t         -ln(1 - kappa), reparameterized time (Eq. 10)
     lambda_t    rate_factor   as t         kappa_dot / (1 - kappa) (Eq. 9)
     x_0         x_0           (B, D)       draw from the source, int64
@@ -82,6 +95,7 @@ _LAZY = {  # these bring lightning along, so they are imported when they are fir
     "load": "tauflow.train",
     "pretrained": "tauflow.recipes",
 }
+_LAZY_PACKAGES = ("evaluation", "networks", "recipes", "tasks", "train")
 
 __all__ = [
     "SAMPLERS",
@@ -135,6 +149,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'tauflow' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    if name in _LAZY_PACKAGES:
+        return importlib.import_module(f"tauflow.{name}")
+    raise AttributeError(f"module 'tauflow' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_LAZY_PACKAGES})

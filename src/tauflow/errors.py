@@ -8,9 +8,21 @@ if TYPE_CHECKING:
 
 
 class TauflowError(Exception):
-    """Says what is wrong and what to do about it.
+    """Base of all errors that you can fix: the message says what's wrong and what to do.
 
-    What it quotes of a file is printable: no file writes control characters to a terminal.
+    Catch it around calls with settings or files from users. The command line prints its message without a
+    traceback. Control characters that a message quotes from a file are replaced.
+
+    Args:
+        message: what's wrong, and what to do.
+
+    Example:
+        >>> import tauflow
+        >>> try:
+        ...     tauflow.sampler_from("tr_cei")
+        ... except tauflow.TauflowError as error:
+        ...     print(error)
+        unknown sampler 'tr_cei'...
     """
 
     def __init__(self, message: str):

@@ -92,20 +92,35 @@ class LearnedCounts:
 
 @dataclass(frozen=True, init=False)
 class Model:
-    """A denoiser, the process of its training, and the shape of a sample.
+    """A denoiser, the process it was trained with, and the shape of a sample.
+
+    It's what you sample. `tauflow.load` and `DFMModule.model` make one for you. Make one yourself for a
+    network from elsewhere.
 
     Args:
-        denoiser: a Denoiser, a network with hidden() and head(), or any callable (x, t) -> logits (B, D, V).
-        process: what noise is, as in training: `Mixture(Masked(V), "quadratic")`.
-        shape: of one sample: (D,) for a sequence, (H, W) or (H, W, C) for a picture, the last axis fastest.
-        order: when each of the D coordinates is revealed, 0 first, for the sampler learned_order; made by
+        denoiser: any callable (x, t) -> logits (B, D, V), a `tauflow.Network`, or a `Denoiser`.
+        process: the path, as in training, such as `Mixture(Masked(V), "quadratic")`.
+        shape: of one sample: (D,) for a sequence, (H, W) or (H, W, C) for an image. The last axis is fastest.
+        order: rank of each of the D coordinates, 0 first, for the sampler learned_order; from
             `tauflow.learn_order`.
-        channels: that the last axis of the shape holds channels of a pixel, best revealed together (they
-            depend little on each other) or apart (they are much alike); None: it is an axis of space.
-        counts: how many coordinates an evaluation reveals, for samplers with counts=learned: one for each
-            order, made by `tauflow.learn_counts`.
-        influence: how much each two of the D coordinates depend on each other, (D, D), for the sampler
-            independent; made by `tauflow.learn_influence`.
+        channels: set it if the last axis of the shape holds the channels of a pixel: "together" if channels
+            depend little on each other and can be revealed together, "apart" if they are much alike. None
+            is an axis of space.
+        counts: how many coordinates each evaluation reveals, for samplers with counts=learned, one per order;
+            from `tauflow.learn_counts`.
+        influence: how much coordinates depend on each other (D, D), for the sampler independent; from
+            `tauflow.learn_influence`.
+
+    Returns:
+        A model. `guided`, `tempered`, `truncated`, and the `with_` methods return a changed copy.
+
+    Example:
+        >>> import tauflow, torch
+        >>> def network(x, t):
+        ...     return torch.zeros(*x.shape, 5)
+        >>> model = tauflow.Model(network, tauflow.Mixture(tauflow.Masked(5), "linear"), shape=(8,))
+        >>> tauflow.sample(model.tempered(0.8), nfe=4, count=2).tokens.shape
+        torch.Size([2, 8])
     """
 
     denoiser: Denoiser

@@ -236,13 +236,24 @@ class MetricNoise(Noise):
 
 @dataclass(frozen=True, init=False)
 class Metric(Process):
-    """A codebook and a schedule, whose odds are beta.
+    """A path on which tokens come closer to the data in a metric: p_t(x | x_1) = softmax(-beta_t d(x, x_1)).
+
+    Use it for tokens with vectors, such as colors or image codes. FUDOKI is trained with this path.
 
     Args:
-        codebook: a Codebook, or vectors (V, E), one for each data token.
-        schedule: a schedule or its name.
-        top: how many codes of a posterior the rates look at, its largest ones, which then have all of its
-            mass; None: all of up to 256 codes, 64 of more. Steps log the mass that is discarded.
+        codebook: a `Codebook`, or vectors (V, E), one per data token.
+        schedule: a name from `SCHEDULES` or a `Schedule`. Its odds kappa / (1 - kappa) are beta_t.
+        top: how many codes of a posterior the rates use. The most likely ones then get all of its mass, and
+            steps log the mass that was discarded. None is all of up to 256 codes, and 64 of more.
+
+    Returns:
+        A process, which `tauflow.Model` takes.
+
+    Example:
+        >>> import tauflow, torch
+        >>> process = tauflow.Metric(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]))
+        >>> print(process)
+        metric source, beta
     """
 
     codebook: Codebook

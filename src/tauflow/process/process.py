@@ -76,9 +76,19 @@ class Redrawn(Noise):
 class Process(ABC):
     """Abstract: a path from noise at t = 0 to data at t = 1, and its jumps given a posterior of the data.
 
+    Use `Mixture`, the path of discrete flow matching, or `Metric`. Subclass it only for a new kind of path.
+    `process.loss` is the training loss, and `process.corrupt` draws x_t.
+
     Jumps are counted on the process's own clock: a time, zero at t = 0, on which the intensities are bounded
     by `mass` before any posterior row is read. 1 - exp(-clock) is the share of the way that is done: kappa of
     a mixture, and what plays its part (grids, cutoffs, the bound) for any other process.
+
+    Example:
+        >>> import tauflow, torch
+        >>> process = tauflow.Mixture(tauflow.Masked(5), "linear")
+        >>> x_t, redrawn = process.corrupt(torch.zeros(2, 8).long(), torch.tensor([0.0, 0.5]))
+        >>> x_t[0].tolist()  # all masks at t = 0
+        [5, 5, 5, 5, 5, 5, 5, 5]
     """
 
     num_tokens: int  # V
@@ -301,7 +311,26 @@ def refuse_bad_law(source: Source) -> None:
 
 @dataclass(frozen=True, init=False)
 class Mixture(Process):
-    """A source and a schedule, which may be given by name: `Mixture(Masked(32), "quadratic")`."""
+    """The path of discrete flow matching: a token is its data token with probability kappa(t), else noise.
+
+    Use it for nearly every model. It must be the one that the model was trained with; the schedule can be
+    changed later with `model.with_schedule`.
+
+    Args:
+        source: distribution of the noise, such as `Masked(V)` or `Uniform(V)`.
+        schedule: kappa(t), a name from `SCHEDULES` or a `Schedule`.
+
+    Returns:
+        A process, which `tauflow.Model` takes.
+
+    Example:
+        >>> import tauflow
+        >>> process = tauflow.Mixture(tauflow.Masked(32), "quadratic")
+        >>> print(process)
+        masked source, quadratic
+        >>> process.num_tokens, process.num_states
+        (32, 33)
+    """
 
     source: Source
     schedule: Schedule

@@ -43,7 +43,24 @@ def _elementwise(function: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Nu
 
 
 class Schedule(ABC):
-    """Abstract; a final schedule is a frozen dataclass with the four methods marked abstract, on tensors."""
+    """Abstract: the function kappa(t) that says how much of the data is revealed at time t.
+
+    Pick one by name where you can: `Mixture(source, "quadratic")`. Subclass it for a new kappa(t): write a
+    frozen dataclass with the four abstract methods, which take and return tensors.
+
+    Args:
+        t: times in [0, 1], data at 1, a tensor or a number. All methods are elementwise.
+
+    Returns:
+        A schedule. `kappa`, `survival`, `kappa_dot`, `tau`, and `rate_factor` evaluate it, and
+        `t_from_kappa` and `t_from_tau` invert it.
+
+    Example:
+        >>> import tauflow
+        >>> schedule = tauflow.schedule_from("quadratic")
+        >>> schedule.kappa(0.5), schedule.t_from_kappa(0.25)
+        (0.25, 0.5)
+    """
 
     @abstractmethod
     def _kappa(self, t: Tensor) -> Tensor: ...
@@ -105,7 +122,19 @@ class Schedule(ABC):
 
 @dataclass(frozen=True)
 class Polynomial(Schedule):
-    """kappa = t^m for any exponent m > 0; `linear`, `quadratic` and `cubic` are m = 1, 2, 3."""
+    """The schedule kappa = t^m.
+
+    Use it for an exponent without a name: `linear`, `quadratic`, and `cubic` are m = 1, 2, 3. A larger
+    exponent reveals the data later, so that more of the training is on noisy states.
+
+    Args:
+        exponent: m, above 0.
+
+    Example:
+        >>> import tauflow
+        >>> tauflow.Polynomial(1.5).kappa(0.25)
+        0.125
+    """
 
     exponent: float
 
@@ -131,7 +160,16 @@ class Polynomial(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """kappa = 1 - cos(pi t / 2)."""
+    """The schedule kappa = 1 - cos(pi t / 2).
+
+    Use it for models trained with MaskGIT's cosine schedule. Few tokens are revealed early, and most of them
+    late.
+
+    Example:
+        >>> import tauflow
+        >>> round(tauflow.Cosine().kappa(0.5), 4)
+        0.2929
+    """
 
     def _kappa(self, t: Tensor) -> Tensor:
         return torch.where(t < 0.5, 2 * torch.sin(math.pi / 4 * t) ** 2, 1 - self._survival(t))
@@ -148,7 +186,15 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class CosineSquared(Schedule):
-    """kappa = sin^2(pi t / 2) = 1 - cos^2(pi t / 2)."""
+    """The schedule kappa = sin^2(pi t / 2) = 1 - cos^2(pi t / 2).
+
+    Use it for models trained with a squared cosine. It's slow at both ends and fast in the middle.
+
+    Example:
+        >>> import tauflow
+        >>> round(tauflow.CosineSquared().kappa(0.5), 4)
+        0.5
+    """
 
     def _kappa(self, t: Tensor) -> Tensor:
         return torch.sin(math.pi / 2 * t) ** 2
@@ -165,7 +211,20 @@ class CosineSquared(Schedule):
 
 @dataclass(frozen=True)
 class Beta(Schedule):
-    """kappa / (1 - kappa) = scale (t / (1 - t))^power; by default beta_t of FUDOKI, for a metric path."""
+    """The schedule kappa / (1 - kappa) = scale (t / (1 - t))^power.
+
+    Use it with a metric path (`tauflow.Metric`), which takes these odds as its inverse temperature beta. The
+    defaults are those of FUDOKI.
+
+    Args:
+        scale: factor of the odds, above 0.
+        power: exponent of the odds, above 0.
+
+    Example:
+        >>> import tauflow
+        >>> tauflow.Beta().kappa(0.5), tauflow.Beta(scale=1.0).kappa(0.5)
+        (0.75, 0.5)
+    """
 
     scale: float = 3.0
     power: float = 0.9
@@ -206,7 +265,24 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 
 
 def schedule_from(schedule: Schedule | type[Schedule] | str, **options: Any) -> Schedule:
-    """Return a schedule from its name (`"quadratic"`, `"polynomial", exponent=1.5`), its class or itself."""
+    """Return a schedule from its name, its class, or itself.
+
+    Use it to read a schedule from settings. `Mixture`, `Metric`, and `DFMModule` call it for you.
+
+    Args:
+        schedule: a name from `SCHEDULES`, a `Schedule` class, or a schedule.
+        **options: arguments of the class, such as `exponent` of "polynomial".
+
+    Returns:
+        The schedule.
+
+    Example:
+        >>> import tauflow
+        >>> tauflow.schedule_from("polynomial", exponent=1.5)
+        Polynomial(exponent=1.5)
+        >>> tauflow.schedule_from("cosine").name
+        'cosine'
+    """
     if isinstance(schedule, Schedule):
         return schedule
     if isinstance(schedule, type) and issubclass(schedule, Schedule):

@@ -33,7 +33,26 @@ MOST_TOKENS = 2**24
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """Abstract: x_0 is drawn coordinate by coordinate from `law`; every coordinate may move at any time."""
+    """Abstract: the distribution that each coordinate of x_0 is drawn from.
+
+    Use `Masked` or `Uniform` unless you have a reason not to. To write your own, subclass it and give `law`.
+
+    Args:
+        num_tokens: number of data tokens, V.
+
+    Returns:
+        A source, which `tauflow.Mixture` takes. `sample(shape, generator)` draws x_0.
+
+    Example:
+        >>> import tauflow, torch
+        >>> class Sloping(tauflow.Source):
+        ...     @property
+        ...     def law(self):
+        ...         weights = torch.arange(self.num_tokens, 0, -1, dtype=torch.float64)
+        ...         return weights / weights.sum()
+        >>> tauflow.Mixture(Sloping(4), "linear").start((2, 3)).shape
+        torch.Size([2, 3])
+    """
 
     num_tokens: int  # V
 
@@ -113,7 +132,22 @@ class Source(ABC):
 
 
 class Masked(Source):
-    """x_0 is all mask; `mask_id` = V. A coordinate that has left the mask never moves again (carry-over)."""
+    """Every coordinate of x_0 is a mask.
+
+    This is the usual choice, and what masked diffusion models use. Once a coordinate has a token, it never
+    moves again, so the network needs no time.
+
+    Args:
+        num_tokens: number of data tokens, V. The mask is token V (`mask_id`).
+
+    Example:
+        >>> import tauflow
+        >>> source = tauflow.Masked(5)
+        >>> source.mask_id, source.num_states
+        (5, 6)
+        >>> source.sample((1, 4))
+        tensor([[5, 5, 5, 5]])
+    """
 
     absorbing = True
     recommended = "spaced_even"
@@ -154,7 +188,22 @@ class Masked(Source):
 
 
 class Uniform(Source):
-    """x_0 is uniform over the data tokens; every coordinate may move at any time."""
+    """Every coordinate of x_0 is a data token drawn uniformly.
+
+    Use it if tokens should be able to change more than once, so that a sampler can correct its mistakes. The
+    network must know the time (`network.time`), because it can't see which tokens are noise.
+
+    Args:
+        num_tokens: number of data tokens, V.
+
+    Example:
+        >>> import tauflow
+        >>> source = tauflow.Uniform(5)
+        >>> source.num_states
+        5
+        >>> source.sample((2, 4)).shape
+        torch.Size([2, 4])
+    """
 
     @property
     def law(self) -> Tensor:
@@ -170,10 +219,18 @@ class Uniform(Source):
 
 @dataclass(frozen=True, init=False)
 class Marginal(Source):
-    """x_0 is drawn from the unigram law of the data: noise that already has the right frequencies.
+    """Every coordinate of x_0 is drawn from the unigram distribution of the data.
+
+    Use it like `Uniform`, where some tokens are much more frequent than others: the noise already has the
+    right frequencies. In a config, `source: marginal` measures them for you.
 
     Args:
-        law: probability of each data token, all above 0 (V,); normalised here.
+        law: probability of each data token (V,), all above 0. They're normalized here.
+
+    Example:
+        >>> import tauflow
+        >>> tauflow.Marginal([3, 1]).law.tolist()
+        [0.75, 0.25]
     """
 
     probabilities: tuple[float, ...] = field(repr=False)
@@ -201,12 +258,20 @@ class Marginal(Source):
 
 @dataclass(frozen=True, init=False)
 class Codebook(Uniform):
-    """x_0 is uniform over codes with vectors, and leads to the data through codes that are ever closer.
+    """Every coordinate of x_0 is a data token drawn uniformly, and tokens have vectors.
+
+    Use it with `tauflow.Metric`, for tokens that are close to each other or far apart, such as colors or the
+    codes of an image tokenizer. The path leads to the data through tokens that are ever closer.
 
     Args:
-        vectors: one for each data token (V, E); only their directions matter. The path does not tell codes
-            of one direction apart: it takes any of them for the others, and the draw of x_1 from the
-            posterior, in which they differ, decides at the end.
+        vectors: one per data token (V, E). Only their directions matter. The path doesn't tell tokens with
+            the same direction apart. The final draw from the posterior decides between them.
+
+    Example:
+        >>> import tauflow
+        >>> codebook = tauflow.Codebook([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+        >>> codebook.num_tokens
+        3
     """
 
     vectors: tuple[tuple[float, ...], ...] = field(repr=False)

@@ -218,21 +218,37 @@ def intensities(
 
 @dataclass(frozen=True)
 class GridSampler(Sampler[Grid, State]):
-    """Base of the samplers on a time grid: it has the grid, the budget, and the finishing policy.
+    """Base of the samplers on a time grid: it has the grid, the budget, and the finishing draw.
 
-    Subclass it for a method that makes one step from t_n to t_{n+1}; `step` is all you need to write.
+    Subclass it for a method that steps from t_n to t_{n+1}. `step` is all you need to write: one call of
+    `problem.evaluate` per step, and tokens from `problem.draw` or `problem.draw_from`.
+
+    Args:
+        grid: where the steps are: equally long in t or in tau, or dense early.
+        cutoff: 1 - kappa where the grid ends. None: where the grid in t ends.
+        finish: what happens after the last step: "draw" spends one more evaluation on whatever may move,
+            "reuse" fills masks from the last posterior, "none" does nothing.
+
+    Returns:
+        A sampler. Its plan is a `Grid` with times `t` and `tau`, and `dtau(n)`.
 
     Example:
-        @dataclass(frozen=True)
-        class Replace(GridSampler):  # Tweedie's step
-            def step(self, problem, state, plan, n, generator):
-                posterior = problem.evaluate(state.x, plan.t[n])
-                movable = problem.movable(state.x)
-                index = sample_coins(movable, -math.expm1(-plan.dtau(n)), generator)
-                x = state.x.clone()
-                x.view(-1)[index] = problem.draw_from(posterior, index, generator)
-                moved = len(index) / max(1, int(movable.sum()))
-                return State(x, posterior), StepInfo(n, plan.t[n].item(), plan.t[n + 1].item(), moved)
+        >>> import math, tauflow, torch
+        >>> from tauflow.samplers import State, StepInfo
+        >>> from tauflow.samplers.random import sample_coins
+        >>> class Replace(tauflow.GridSampler):  # Tweedie's step
+        ...     def step(self, problem, state, plan, n, generator):
+        ...         posterior = problem.evaluate(state.x, plan.t[n])
+        ...         movable = problem.movable(state.x)
+        ...         index = sample_coins(movable, -math.expm1(-plan.dtau(n)), generator)
+        ...         x = state.x.clone()
+        ...         x.view(-1)[index] = problem.draw_from(posterior, index, generator)
+        ...         moved = len(index) / max(1, int(movable.sum()))
+        ...         return State(x, posterior), StepInfo(n, plan.t[n].item(), plan.t[n + 1].item(), moved)
+        >>> process = tauflow.Mixture(tauflow.Masked(5), "linear")
+        >>> model = tauflow.Model(lambda x, t: torch.zeros(*x.shape, 5), process, (8,))
+        >>> tauflow.sample(model, Replace(grid="tau"), nfe=4, count=2).tokens.shape
+        torch.Size([2, 8])
     """
 
     grid: GridName = option("t", "where the steps are: equally long in t or in tau, or dense early")

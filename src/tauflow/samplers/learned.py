@@ -94,15 +94,28 @@ POSTERIORS = 2**24  # entries of a batch of posteriors: some tens of megabytes
 def learn_order(
     model: Model, *, contexts: int = 16, data: Tensor | None = None, nfe: int = 16, seed: int = 0
 ) -> Tensor:
-    """Learn an order (D,) for the sampler learned_order: coordinate 0 of the order is revealed first.
+    """Learn an unmasking order in which tokens revealed together depend little on each other.
+
+    Use it for the sampler learned_order, on masked models whose geometry isn't a line or a grid.
+    `sample.py --learn_order` does it and saves the order next to the checkpoint.
 
     Args:
-        model: what is to be sampled; its source must be masked.
-        contexts: sequences in which dependence is measured; each takes about D / 2 evaluations of one
-            sequence.
-        data: sequences (C, D) to measure it in; by default samples of the model.
+        model: the model to sample, with a masked source.
+        contexts: sequences to measure dependence in. Each takes about D / 2 evaluations of one sequence.
+        data: these sequences (C, D). None: samples of the model.
         nfe: budget of these samples.
-        seed: of everything drawn.
+        seed: of all randomness.
+
+    Returns:
+        The rank of each coordinate (D,), 0 first, for `order` of `tauflow.Model`.
+
+    Example:
+        >>> import dataclasses, tauflow, torch
+        >>> process = tauflow.Mixture(tauflow.Masked(5), "linear")
+        >>> model = tauflow.Model(lambda x, t: torch.zeros(*x.shape, 5), process, (4,))
+        >>> model = dataclasses.replace(model, order=tauflow.learn_order(model, contexts=2))
+        >>> tauflow.sample(model, "learned_order", nfe=2).tokens.shape
+        torch.Size([1, 4])
     """
     return greedy(dependence(model, contexts=contexts, data=data, nfe=nfe, seed=seed))
 
@@ -217,14 +230,28 @@ MAX_BYTE = 255  # of the root of an influence: one byte, and small ones are told
 def learn_influence(
     model: Model, *, contexts: int = 16, data: Tensor | None = None, nfe: int = 16, seed: int = 0
 ) -> Tensor:
-    """Learn how much coordinates influence each other, (D, D), for the sampler independent.
+    """Learn how much each two coordinates depend on each other.
+
+    Use it for the sampler independent, which reveals tokens together that don't depend on each other.
+    `sample.py --learn_influence` does it and saves the result next to the checkpoint.
 
     Args:
-        model: what is to be sampled; its source must be masked.
-        contexts: sequences whose tokens are revealed one at a time; each takes D evaluations of one sequence.
-        data: these sequences (B, D); by default samples of the model.
+        model: the model to sample, with a masked source.
+        contexts: sequences whose tokens are revealed one at a time. Each takes D evaluations of one sequence.
+        data: these sequences (B, D). None: samples of the model.
         nfe: budget of these samples.
-        seed: of everything drawn.
+        seed: of all randomness.
+
+    Returns:
+        Influence (D, D) from 0 to 1, symmetric, for `influence` of `tauflow.Model`.
+
+    Example:
+        >>> import dataclasses, tauflow, torch
+        >>> process = tauflow.Mixture(tauflow.Masked(5), "linear")
+        >>> model = tauflow.Model(lambda x, t: torch.zeros(*x.shape, 5), process, (4,))
+        >>> model = dataclasses.replace(model, influence=tauflow.learn_influence(model, contexts=2))
+        >>> tauflow.sample(model, "independent", nfe=2).tokens.shape
+        torch.Size([1, 4])
     """
     model = model_from(model)
     process, length = model.process, model.length
@@ -339,16 +366,31 @@ def learn_counts(
     nfe: int | None = None,
     seed: int = 0,
 ) -> LearnedCounts:
-    """Learn how many coordinates each evaluation should reveal, for samplers with counts=learned.
+    """Learn how many coordinates each evaluation should reveal.
+
+    Use it for samplers with counts=learned, on masked models. The result also forecasts what a budget costs:
+    `counts.forecast(nfe)` is in nats per sequence.
 
     Args:
-        model: what is to be sampled; its source must be masked.
-        order: along which tokens are revealed. For `even` of a sequence, whose order depends on the counts,
-            those of `random` are learned.
-        contexts: sequences on which the network is measured, in D evaluations.
-        data: these sequences (B, D); by default samples of the model.
-        nfe: budget of these samples; by default D, one token an evaluation.
-        seed: of everything drawn.
+        model: the model to sample, with a masked source.
+        order: unmasking order of the sampler. For `even` on a sequence, whose order depends on the counts,
+            the counts of `random` are learned.
+        contexts: sequences to measure the network on, in D evaluations.
+        data: these sequences (B, D). None: samples of the model.
+        nfe: budget of these samples. None is D, one token per evaluation.
+        seed: of all randomness.
+
+    Returns:
+        Counts for every budget, for `counts` of `tauflow.Model`.
+
+    Example:
+        >>> import dataclasses, tauflow, torch
+        >>> process = tauflow.Mixture(tauflow.Masked(5), "linear")
+        >>> model = tauflow.Model(lambda x, t: torch.zeros(*x.shape, 5), process, (4,))
+        >>> counts = tauflow.learn_counts(model, contexts=2)
+        >>> model = dataclasses.replace(model, counts=[counts])
+        >>> tauflow.sample(model, "spaced(counts=learned)", nfe=2).tokens.shape
+        torch.Size([1, 4])
     """
     model = model_from(model)
     check_order(model, order)

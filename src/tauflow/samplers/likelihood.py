@@ -78,21 +78,32 @@ def nll(
     seed: int | torch.Generator = 0,
     batch_size: int | None = None,
 ) -> Tensor:
-    """Return what a sampler with a budget of evaluations says of data: nats of each item, float64 (B,).
+    """Return the negative log-likelihood of data under a few-step sampler, in nats per item.
 
-    It is exact for the sets of coordinates that the sampler chose with this seed, and bounds -ln p(x) from
-    above in the mean over seeds.
+    Use it to compare samplers and budgets without a sample metric. It's exact for the sets of coordinates
+    that the sampler chose with this seed. Averaged over seeds, it bounds -ln p(x) from above.
 
     Args:
-        model: what is sampled; its source must be masked.
+        model: the model to sample, with a masked source.
         sampler: a spec such as "spaced(power=3)", a Sampler, or "auto".
         nfe: budget of evaluations.
         data: tokens of items (B, D), or in the shape of a sample (B, ...).
         condition: of the items, integers (B, C), or (C,) for all of them.
-        known: true (B, D), (D,) or in the shape of a sample where a coordinate is given and costs nothing;
-            padding (`Model.attending`) is given always.
+        known: true (B, D), (D,), or in the shape of a sample, where a token is given and costs nothing.
+            Padding (`Model.with_attention_mask`) is always given.
         seed: of the sets, or a torch.Generator.
-        batch_size: how many items the denoiser is given at once; None is all of them.
+        batch_size: how many items the denoiser gets together. None is all of them.
+
+    Returns:
+        Nats per item, float64 (B,).
+
+    Example:
+        >>> import math, tauflow, torch
+        >>> process = tauflow.Mixture(tauflow.Masked(5), "linear")
+        >>> model = tauflow.Model(lambda x, t: torch.zeros(*x.shape, 5), process, (8,))
+        >>> nats = tauflow.nll(model, "tr_cie", 4, torch.zeros(2, 8).long())
+        >>> torch.allclose(nats, torch.full((2,), 8 * math.log(5)).double())  # all tokens are equally likely
+        True
     """
     model = model_from(model)
     sampler = sampler_from(sampler, model)

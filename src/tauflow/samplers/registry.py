@@ -179,9 +179,24 @@ SPEC = re.compile(r"(?P<name>[^()]+)(?:\((?P<options>[^()]*)\))?")
 
 
 def sampler_from(spec: "str | Sampler", model: Model | None = None, /, **options: Any) -> Sampler:
-    """Return a sampler from its spec or itself, with further options; `model` says what `auto` is.
+    """Return a sampler from a spec, with further options.
 
-    Refuses a name, an option or a value that does not exist, and says what does.
+    Use it to build a sampler in code or to check a spec. `tauflow.sample` and `tauflow.evaluate` call it
+    for you. A name, option, or value that doesn't exist raises an error that lists what does.
+
+    Args:
+        spec: a name with options such as "tr_cie(grid=tau)", your own class as "my_sampler.py:Mine", or a
+            Sampler.
+        model: the model to sample, which "auto" needs.
+        **options: more options, which override those of the spec.
+
+    Returns:
+        The sampler.
+
+    Example:
+        >>> import tauflow
+        >>> str(tauflow.sampler_from("tr_cie(grid=tau)", cutoff=0.01))
+        'tr_cie(grid=tau, cutoff=0.01)'
     """
     if isinstance(spec, Sampler):
         return with_options(spec, type(spec).__name__, options)

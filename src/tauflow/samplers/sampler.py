@@ -143,14 +143,14 @@ S = TypeVar("S", bound=State)
 
 @dataclass(frozen=True)
 class Sampler(ABC, Generic[P, S]):
-    """Abstract; a sampler is a frozen dataclass whose fields are its options.
+    """Abstract: a sampling method, a frozen dataclass whose fields are its options.
 
     Subclass it to write your own method with any plan and state. On a time grid, subclass `GridSampler`,
-    which only needs a `step`. A field is an `option`, or `fixed` where it belongs to the name. A sampler is
-    written as its name with options, "tr_cie(grid=tau)": `str(sampler)` writes it so, and `sampler_from`
-    reads it.
+    which only needs a `step`. Pass an instance wherever a sampler is expected, or its import path as a spec:
+    "my_sampler.py:Mine(start=right)". `str(sampler)` writes that spec, and `sampler_from` reads it.
 
-    Class variables that a subclass may set (none of them is an option):
+    Fields are options (`tauflow.option`), or `tauflow.fixed` where they belong to a published name. These
+    class variables aren't options, and a subclass may set them:
 
         finishing       what the loop does after the last step: "none", "draw" or "reuse"
         clones_history  whether a step clones what it reads of earlier posteriors itself. If not, the loop
@@ -162,7 +162,12 @@ class Sampler(ABC, Generic[P, S]):
         no_likelihood   why data can't be forced through this sampler (`tauflow.nll`); empty: it can
 
     Example:
-        See "a sampler" in CONTRIBUTING.md.
+        >>> import tauflow
+        >>> sampler = tauflow.sampler_from("tr_cie", grid="tau")
+        >>> isinstance(sampler, tauflow.Sampler), str(sampler)
+        (True, 'tr_cie(grid=tau)')
+
+        CONTRIBUTING.md has a whole sampler to start from.
     """
 
     finishing = "none"
@@ -216,7 +221,24 @@ class Info:
 
 @dataclass(frozen=True)
 class Result:
-    """What `tauflow.sample` returns: the samples, and how many evaluations they took."""
+    """What `tauflow.sample` returns: the samples, and how many evaluations they took.
+
+    Read `tokens` for the samples, and `info` to see what happened in each step.
+
+    Args:
+        tokens: the samples, int64 (B, D).
+        nfe: evaluations of the denoiser that were made.
+        info: a `StepInfo` per step, the network calls, and the settings.
+        evaluations: evaluations per sample (B,) for samplers that adapt. None: all samples took `nfe`.
+
+    Example:
+        >>> import tauflow, torch
+        >>> process = tauflow.Mixture(tauflow.Masked(5), "linear")
+        >>> model = tauflow.Model(lambda x, t: torch.zeros(*x.shape, 5), process, (8,))
+        >>> result = tauflow.sample(model, "tr_cie", nfe=4)
+        >>> result.nfe, len(result.info.steps), result.tokens_per_evaluation
+        (4, 3, 2.0)
+    """
 
     tokens: Tensor  # (B, D) int64
     nfe: int  # evaluations of the (guided) denoiser, counted
@@ -273,9 +295,9 @@ def option(
     above: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """Declare an option of a sampler: a dataclass field whose text and range are shown and checked.
+    """Declare an option of a sampler: a dataclass field with a help text and a range.
 
-    Use it for every field that users may set. A `Literal` type gives the choices; `int`, `float`, `bool` and
+    Use it for every field that users may set. A `Literal` type gives the choices; `int`, `float`, `bool`, and
     `... | None` are read from text.
 
     Args:
@@ -290,7 +312,11 @@ def option(
         A dataclass field.
 
     Example:
-        theta: float = option(0.5, "where in the step the second stage is", above=0, high=1)
+        ```python
+        @dataclass(frozen=True)
+        class Mine(tauflow.GridSampler):
+            theta: float = tauflow.option(0.5, "where the second stage is", above=0, high=1)
+        ```
     """
     limits = Range(low, high, above, below)
     metadata: dict[str, Any] = {"help": help}
@@ -302,7 +328,7 @@ def option(
 def fixed(default: Any) -> Any:
     """Declare a field that belongs to the name of a sampler and isn't an option.
 
-    Use it where one class has several published names.
+    Use it where one class has several published names. A spec can't set it.
 
     Args:
         default: the value of the class.
@@ -311,7 +337,13 @@ def fixed(default: Any) -> Any:
         A dataclass field.
 
     Example:
-        rule: Literal["cap", "rescale"] = fixed("rescale")
+        ```python
+        @dataclass(frozen=True)
+        class Leap(tauflow.GridSampler):
+            rule: Literal["cap", "rescale"] = tauflow.fixed("rescale")
+
+        SAMPLERS["leap_cap"] = functools.partial(Leap, rule="cap")
+        ```
     """
     return field(default=default, metadata={"fixed": True})
 
