@@ -1,10 +1,6 @@
 """Errors that a user can fix; the command line prints their text, without a traceback."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class TauflowError(Exception):
@@ -58,9 +54,9 @@ class SamplingError(TauflowError, ValueError):
 
 
 class BadLogits(SamplingError):
-    """The denoiser returned something that is not a posterior; `t` (B,) is when, if known."""
+    """The denoiser returned something that is not a posterior; `t` is when, if known."""
 
-    def __init__(self, message: str, t: "Tensor | None" = None):
+    def __init__(self, message: str, t: float | None = None):
         super().__init__(message)
         self.t = t
 

@@ -15,7 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -68,7 +68,7 @@ class Query:
                 part,
             )
 
-    def replace(self, **changes: object) -> "Query":
+    def replace(self, **changes: Any) -> "Query":
         """Return the query with other values."""
         return dataclasses.replace(self, **changes)
 

@@ -294,7 +294,7 @@ def assemble(loaded: Loaded) -> Trained:
     columns = min(MAX_COLUMNS, text.max_position_embeddings - canvas)
     if columns < 1:
         raise CheckpointError(
-            f"max_position_embeddings must leave room for a prompt before a canvas of {canvas} tokens, got "
+            f"max_position_embeddings must hold a prompt and a canvas of {canvas} tokens, got "
             f"{text.max_position_embeddings}. Use the config.json that belongs to the model."
         )
     vocabulary = tokenizer.get_vocab()

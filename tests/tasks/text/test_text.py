@@ -121,7 +121,7 @@ def test_other_bad_settings(tmp_path, corpus_file):
         text(corpus_file, tmp_path, tokenizer="no/such/tokenizer.json")
     with pytest.raises(SettingsError, match="does not fill one block of 100000 tokens"):
         text(corpus_file, tmp_path, length=100_000).setup("fit")
-    with pytest.raises(SettingsError, match=r"raise --data\.val_share"):
+    with pytest.raises(SettingsError, match=r"Raise --data\.val_share"):
         text(corpus_file, tmp_path, length=4000, val_share=0.01).setup("fit")
 
 

@@ -133,10 +133,11 @@ class Images(Task):
         if len(given) > 1:
             flags = " and ".join(f"--data.{name}" for name in given)
             raise SettingsError(f"give one source of images, not {flags}")
-        size = [1, 1] if self.size is None else [self.size, self.size]
         if isinstance(self.size, list):
-            size = self.size
-        if len(size) != 2 or min(size) < 1:
+            valid = len(self.size) == 2 and min(self.size) >= 1
+        else:
+            valid = self.size is None or self.size >= 1
+        if not valid:
             raise SettingsError(
                 f"--data.size must be the pixels of a side or [height, width], at least 1, got {self.size}."
             )
