@@ -332,7 +332,7 @@ def _write(prompt: Any, task: Language) -> str:
 def _choose_sizes(
     task: Language, encoded: list[list[int]], max_new_tokens: int | None, block: int | None
 ) -> tuple[int, int]:
-    """Return N and K; raise an error if a prompt leaves no room for the new tokens."""
+    """Return N and K; raise an error if a prompt is too long for the new tokens."""
     longest = max(range(len(encoded)), key=lambda number: len(encoded[number]))
     taken = len(encoded[longest])
     new = task.new_tokens(taken) if max_new_tokens is None else positive_int(max_new_tokens, "max_new_tokens")
