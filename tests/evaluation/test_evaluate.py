@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+import torchmetrics
 from conftest import ENV
 
 import tauflow
@@ -563,6 +564,23 @@ def test_a_model_is_measured_with_a_function():
     assert again.to_frame().nfe.tolist() == [2] * len(again.records), "no real data"
     with pytest.raises(SamplingError, match=r"one number per sample, shape \(4,\), got shape \(4, \d+\)"):
         tauflow.evaluate(model, "euler", 2, 6, metric=lambda tokens: tokens, batch_size=4)
+
+
+def test_a_plain_torchmetrics_metric_has_no_standard_error():
+    class Number(torchmetrics.SumMetric):
+        def update(self, tokens):
+            super().update(len(tokens))
+
+    class Task(tauflow.Countdown):
+        def sample_metrics(self):
+            return torchmetrics.MetricCollection({"number": Number()})
+
+    trained = Trained(exact().model, Task(LENGTH, VALUES))
+    results = tauflow.evaluate(trained, "euler", 2, 6, nll_items=0)
+    assert "| euler |" in results.to_markdown()
+    (record,) = (each for each in results.records if each.metric == "number" and each.factors.get("nfe"))
+    assert record.measured.value == 6
+    assert math.isnan(record.measured.standard_error)
 
 
 def test_a_data_frame_has_a_row_per_cell_and_metric(results):

@@ -63,6 +63,8 @@ def test_the_loss_of_a_training_loop_is_that_of_the_module(source):
     for network in (model.network, lambda x, t: model.network(x, t)):
         loss = model.process.loss(network, x_1, torch.Generator().manual_seed(3))
         torch.testing.assert_close(loss, expected)
+    loss = model.process.loss(model.network, x_1.view(8, 4, 4), torch.Generator().manual_seed(3))
+    torch.testing.assert_close(loss, expected)
 
 
 def test_first_loss_is_ln_v_exactly():

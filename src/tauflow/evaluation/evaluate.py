@@ -12,6 +12,7 @@ So differences between samplers are paired.
 """
 
 import dataclasses
+import math
 import textwrap
 import traceback
 import warnings
@@ -333,8 +334,12 @@ def _empty(task: Task, device: torch.device) -> Tensor | None:
 
 
 def measured(metrics: MetricCollection) -> dict[str, Measured]:
-    """Compute metrics, each of which gives (value, standard error, ...)."""
-    return {name: Measured(*(float(number) for number in found)) for name, found in metrics.compute().items()}
+    """Compute metrics: a value, or (value, standard error, ...)."""
+    results = {}
+    for name, found in metrics.compute().items():
+        plain = isinstance(found, Tensor) and found.ndim == 0  # a metric of torchmetrics: no standard error
+        results[name] = Measured(float(found), math.nan) if plain else Measured(*map(float, found))
+    return results
 
 
 def units(metrics: MetricCollection) -> dict[str, list[float]]:

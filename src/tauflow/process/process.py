@@ -218,7 +218,7 @@ class Process(ABC):
         Args:
             network: maps states x_t (B, D), times t (B,), and the condition, if there is one, to logits
                 (B, D, V). A `tauflow.Network` runs its head only where the loss is taken.
-            x_1: data tokens (B, D).
+            x_1: data tokens (B, D), or in the shape of a sample (B, ...).
             generator: draws times and noise, on its own device.
             condition: what the items are, (B, C).
             loss_on: coordinates that count: corrupted, or all; by default what suits the source.
@@ -236,6 +236,7 @@ class Process(ABC):
             >>> round(loss.item(), 3)  # ln 5, before any training
             1.609
         """
+        x_1 = x_1.flatten(1)
         noise = self.noise(stratified_times(len(x_1), generator), x_1.shape[1], generator).to(x_1.device)
         losses = self.losses(network, x_1, noise, condition, loss_on)
         return losses.sum() / max(1, len(losses))

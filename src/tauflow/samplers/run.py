@@ -267,8 +267,8 @@ def model_from(model: Any) -> Model:
     found = model if isinstance(model, Model) else getattr(model, "model", None)
     check(
         isinstance(found, Model),
-        f"model must be a tauflow.Model, got {type(model).__name__}. Pass what tauflow.load returns, or "
-        "tauflow.Model(network, process, shape).",
+        f"model must be a tauflow.Model, got {type(model).__name__}. Pass what tauflow.load returns, "
+        "tauflow.Model(network, process, shape), or DFMModule.model().",
     )
     assert isinstance(found, Model)
     return found

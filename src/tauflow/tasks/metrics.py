@@ -1,5 +1,7 @@
 """Metrics of generated samples; each computes (value, standard error over samples).
 
+Any torchmetrics metric with `update(tokens)` works too; its results have no standard error.
+
 Each metric declares which direction is better (`higher_is_better`) and whether its axis is `logarithmic`. In
 tasks with conditions, metrics may take `update(tokens, condition=None)`; torchmetrics passes a condition only
 to those that take it.
