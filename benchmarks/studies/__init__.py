@@ -4,15 +4,12 @@ To add one, write a class in one of these modules (its docstring is the question
 """
 
 from benchmarks.studies.antibodies import Antibodies
-from benchmarks.studies.base import Study, name_of
 from benchmarks.studies.beyond import Dependence, Joints, Laws, Tuned, Tuning
 from benchmarks.studies.bigrams import Bigrams
 from benchmarks.studies.correctors import Correctors
 from benchmarks.studies.forecast import Forecast
 from benchmarks.studies.frontier import Frontier
-from benchmarks.studies.image_orders import ImageOrders
-from benchmarks.studies.image_schedules import ImageSchedules
-from benchmarks.studies.images import ImagesStudy
+from benchmarks.studies.images import ImageOrders, ImageSchedules, ImagesStudy
 from benchmarks.studies.models import Ablation, CountdownStudy, Epsilon, TextStudy
 from benchmarks.studies.molecules import (
     MoleculeProperties,
@@ -24,6 +21,7 @@ from benchmarks.studies.molecules import (
 from benchmarks.studies.observed import Hamming, PositivityStudy, ProxiesStudy
 from benchmarks.studies.overview import Orders, Overview
 from benchmarks.studies.runtime import Runtime
+from benchmarks.studies.study import Study, name_of
 from benchmarks.studies.text_to_image import Guidance, TextToImageStudy
 from benchmarks.studies.theory import Kl, Local, Order, Schedules
 

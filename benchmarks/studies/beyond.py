@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import torch
 
-from benchmarks.studies.base import Study, records
 from benchmarks.studies.laws import JointTask, exact, laws
 from benchmarks.studies.models import OnModels
+from benchmarks.studies.study import Study, records
 from benchmarks.studies.subjects import with_learned
 from benchmarks.studies.theory import LAWS, joint_law
 from tauflow.denoise import Model

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from benchmarks.geneval import MASK2FORMER
 from benchmarks.studies import STUDIES, Study
-from benchmarks.studies.base import Settings
 from benchmarks.studies.geneval import FILES, GenEval
 from benchmarks.studies.report import question, to_markdown
+from benchmarks.studies.study import Settings
 from tauflow.cli.messages import exit_with_message
 from tauflow.denoise.guidance import check_weight
 from tauflow.errors import SettingsError, TauflowError

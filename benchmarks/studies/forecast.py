@@ -9,7 +9,7 @@ from typing import ClassVar, get_args
 import torch
 from torch import Tensor
 
-from benchmarks.studies.base import Study, records
+from benchmarks.studies.study import Study, records
 from tauflow.denoise import LearnedCounts, Model
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import choose_samplers, task_of

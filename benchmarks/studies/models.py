@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import product
 from typing import ClassVar
 
-from benchmarks.studies.base import Study, records
+from benchmarks.studies.study import Study, records
 from tauflow.denoise import Model
 from tauflow.evaluation.evaluate import (
     DETAILS,

@@ -3,7 +3,7 @@
 from itertools import product
 from typing import ClassVar
 
-from benchmarks.studies.base import Study, records
+from benchmarks.studies.study import Study, records
 from benchmarks.theory import observers
 from benchmarks.theory.diagnostic import Diagnostic
 from tauflow.errors import SettingsError

@@ -8,8 +8,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from benchmarks.studies.base import records
 from benchmarks.studies.models import OnModels, Subject
+from benchmarks.studies.study import records
 from benchmarks.studies.subjects import OnLawsAndModels
 from tauflow.denoise import Model
 from tauflow.evaluation.results import Cell, Factors, Measured, Results, Scale

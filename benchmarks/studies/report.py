@@ -10,7 +10,7 @@ from tauflow.evaluation.results import Results
 from tauflow.evaluation.tables import Frame, remarks, to_csv
 
 if TYPE_CHECKING:
-    from benchmarks.studies.base import Study
+    from benchmarks.studies.study import Study
 
 FILES = ("results.csv", "results.md", "figure.png", "pictures*.png")
 """What a study writes in addition to results.json."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from benchmarks.studies.base import Study, records
+from benchmarks.studies.study import Study, records
 from tauflow.denoise import Model
 from tauflow.errors import SettingsError
 from tauflow.evaluation.evaluate import choose_samplers

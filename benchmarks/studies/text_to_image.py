@@ -6,11 +6,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
-from benchmarks.studies.image_schedules import verdict
+from benchmarks.studies.images import PICTURED, PICTURES, verdict, write_pictures
 from benchmarks.studies.layout import TableSpec
 from benchmarks.studies.models import OnModels
 from benchmarks.studies.paired import difference
-from benchmarks.studies.pictured import PICTURED, PICTURES, write_pictures
 from tauflow import tasks
 from tauflow.denoise import Model
 from tauflow.errors import SettingsError

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from benchmarks.studies.base import Study, records
 from benchmarks.studies.models import OnModels
+from benchmarks.studies.study import Study, records
 from benchmarks.theory.laws import EnumerableLaw
 from benchmarks.theory.local_error import local_error
 from benchmarks.theory.path_kl import kl_decomposition, terminal_kl

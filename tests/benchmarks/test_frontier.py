@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from benchmarks.studies.base import Settings, records
 from benchmarks.studies.bigrams import BigramTask
 from benchmarks.studies.correctors import Correctors, constant, early
 from benchmarks.studies.frontier import Frontier, Point, excess, excess_table, matched
 from benchmarks.studies.laws import ChainTask, exact
 from benchmarks.studies.overview import revealed_in
+from benchmarks.studies.study import Settings, records
 from benchmarks.studies.subjects import Diverse, with_learned
 from benchmarks.studies.transitions import (
     SupportViolations,

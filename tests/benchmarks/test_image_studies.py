@@ -13,11 +13,10 @@ from torch import Tensor, nn
 import tauflow
 from benchmarks.pages import filled
 from benchmarks.studies import STUDIES
-from benchmarks.studies.base import records
 from benchmarks.studies.command import main
-from benchmarks.studies.image_orders import orders
-from benchmarks.studies.image_schedules import verdict
+from benchmarks.studies.images import orders, verdict
 from benchmarks.studies.paired import with_differences
+from benchmarks.studies.study import records
 from tauflow.errors import TauflowError
 from tauflow.evaluation.results import REAL, Cell, Measured, Results, Scale
 from tauflow.evaluation.tables import Frame
@@ -67,7 +66,7 @@ def models(tmp_path, monkeypatch):
         network.conditions = task.conditions
         return Trained(tauflow.Model(network, process, task.shape, channels=task.channels), task)
 
-    monkeypatch.setattr("benchmarks.studies.base.load", load)
+    monkeypatch.setattr("benchmarks.studies.study.load", load)
     return make
 
 
@@ -274,12 +273,12 @@ def run_orders(checkpoint, out, *words):
 @pytest.mark.usefixtures("no_figure")
 def test_an_order_is_measured_by_tauflow_nll(models, tmp_path, monkeypatch):
     """By hand: the same items and seeds with channels that are said to be apart."""
-    from benchmarks.studies import base
+    from benchmarks.studies import study
     from tauflow.evaluation.evaluate import Sampling
 
     checkpoint = models("masked", tokens="decorrelated")
     results = run_orders(checkpoint, tmp_path / "out", "--nfes", "8", "--nll_items", "3")
-    trained = base.load(checkpoint, data={})
+    trained = study.load(checkpoint, data={})
     trained.task.setup("validate")
     tokens = torch.stack([trained.task.val_data[number]["tokens"].flatten() for number in range(3)]).long()
     apart = dataclasses.replace(trained.model, channels="apart")

@@ -6,9 +6,8 @@ import pytest
 from conftest import ROOT, train_here
 
 from benchmarks.studies import STUDIES
-from benchmarks.studies.base import Settings
-from benchmarks.studies.molecules import SCAFFOLDS, chains_of, enough_table
-from benchmarks.studies.moses_rows import MOSES, PUBLISHED
+from benchmarks.studies.molecules import MOSES, PUBLISHED, SCAFFOLDS, chains_of, enough_table
+from benchmarks.studies.study import Settings
 from tauflow.errors import SettingsError
 from tauflow.evaluation.results import REAL, Cell, Measured, Record, Results, Scale
 from tauflow.evaluation.tables import Frame

@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT
 
 from benchmarks.pages import filled
-from benchmarks.studies.base import records
+from benchmarks.studies.study import records
 from tauflow.errors import TauflowError
 from tauflow.evaluation.results import Cell, Measured, Results
 

@@ -19,12 +19,12 @@ from conftest import ROOT, paused
 import tauflow
 from benchmarks.__main__ import SCRIPTS
 from benchmarks.studies import STUDIES
-from benchmarks.studies.base import Settings, Study, records
 from benchmarks.studies.beyond import Laws, variants
 from benchmarks.studies.bigrams import Bigrams
 from benchmarks.studies.command import main, parser, settings_from
 from benchmarks.studies.models import tr_cie_variants
 from benchmarks.studies.report import save, to_markdown
+from benchmarks.studies.study import Settings, Study, records
 from benchmarks.studies.subjects import OnLawsAndModels
 from benchmarks.studies.theory import with_schedule
 from tauflow import files
@@ -403,7 +403,7 @@ def resumable(folder: Path) -> bool:
     "folder", [folder for folder in FOLDERS if resumable(folder)], ids=lambda folder: folder.name
 )
 def test_the_command_of_committed_results_has_nothing_left_to_do(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.studies.base.save", lambda *arguments: [])
+    monkeypatch.setattr("benchmarks.studies.study.save", lambda *arguments: [])
     results = Results.read(folder)
     results.save(tmp_path)
     arguments = parser().parse_args(shlex.split(results.commands[-1])[3:])

@@ -9,8 +9,8 @@ from torch import nn
 
 import tauflow
 from benchmarks.studies import STUDIES
-from benchmarks.studies.base import Settings, records
 from benchmarks.studies.command import main
+from benchmarks.studies.study import Settings, records
 from benchmarks.studies.text_to_image import CHOICE_PROMPTS
 from tauflow.errors import SettingsError
 from tauflow.evaluation.results import REAL, Cell, Measured, Results, Scale
@@ -51,7 +51,7 @@ def models(tmp_path, monkeypatch):
             nn.init.normal_(network.output.weight, std=0.3)
         return Trained(tauflow.Model(network, process, task.shape), task)
 
-    monkeypatch.setattr("benchmarks.studies.base.load", load)
+    monkeypatch.setattr("benchmarks.studies.study.load", load)
     monkeypatch.setattr("benchmarks.studies.report.panels_figure", lambda *arguments: Figure())
     return make
 

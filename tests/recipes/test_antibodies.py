@@ -27,8 +27,8 @@ from benchmarks.studies.antibodies import (
     Recovery,
     designed,
 )
-from benchmarks.studies.base import Settings
 from benchmarks.studies.command import main
+from benchmarks.studies.study import Settings
 from tauflow.errors import CheckpointError, SettingsError
 from tauflow.evaluation.results import Results
 from tauflow.recipes.antibodies import PairwiseIdentity, Sapiens, ValidFramework, antiberty_folder

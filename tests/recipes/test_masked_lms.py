@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch.utils.tensorboard import SummaryWriter
 
 import tauflow
-from benchmarks.studies.base import Settings
 from benchmarks.studies.models import TextStudy
+from benchmarks.studies.study import Settings
 from tauflow.errors import CheckpointError, SettingsError
 from tauflow.evaluation.tensorboard import write_cells
 from tauflow.recipes import RECIPES, pretrained
