@@ -1,4 +1,4 @@
-"""Samplers on image models, the order in which to reveal an image, and the paper's figure of four schedules."""
+"""Image studies: samplers compared, the order in which to reveal an image, and the paper's four schedules."""
 
 import dataclasses
 import math

@@ -71,8 +71,6 @@ SAMPLE_FLAGS = flags(
     ("--complete", "picture.png"),
     ("--task", "fashion"),
     ("--data", "files=corpus.txt"),
-    ("--classes", "no.such.Class"),
-    ("--classes", "broken.py:Class"),
 )
 
 SAMPLE_SPECS = [
@@ -98,6 +96,8 @@ SAMPLE_PRETRAINED = [
 ]
 
 SAMPLE_FILES = [
+    Bad(("--classes", "no.such.Class"), "no.such.Class"),
+    Bad(("--classes", "broken.py:Class"), "broken.py:Class"),
     Bad(("--ckpt", ""), "--ckpt"),
     Bad(("--ckpt", "missing.ckpt"), "missing.ckpt"),
     Bad(("--ckpt", "cut.ckpt"), "cut.ckpt"),

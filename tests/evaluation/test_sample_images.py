@@ -218,7 +218,7 @@ def test_a_value_that_starts_with_a_dash(capsys):
             ("--task", "fashio"),
             "no shipped model 'fashio'. Shipped models: countdown_masked, countdown_uniform, ",
         ),
-        (("--task", "fashion", "--ckpt", "best.ckpt"), "Pass --task, a shipped model, or --ckpt"),
+        (("--task", "fashion", "--ckpt", "best.ckpt"), "Pass --task or --ckpt, not both"),
         (
             ("--task", "countdown", "--complete", "boot.png", "--keep", "left"),
             "Countdown doesn't support --complete. Remove --complete.",

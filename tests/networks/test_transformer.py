@@ -1,6 +1,5 @@
 import hashlib
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -210,8 +209,6 @@ def test_a_pair_of_words_is_more_than_its_words():
 def test_the_output_may_begin_with_weights():
     weights = Transformer(TransformerConfig(width=32, output_scale=0.06), 7, 6).output.weight
     assert 0.03 < weights.std() < 0.09
-    with pytest.raises(SettingsError, match="output_scale must be from 0 to 1"):
-        TransformerConfig(output_scale=2.0)
 
 
 def test_states_attend_to_words_whose_order_matters():
@@ -275,20 +272,8 @@ def test_conditions_that_are_no_tokens_are_refused():
         network_from(config, (10,), 7, 6, (3, 2))
     with pytest.raises(SettingsError, match="condition=tokens needs a task with conditions"):
         network_from(config, (10,), 7, 6)
-    with pytest.raises(SettingsError, match="condition must be added or tokens, got 'words'"):
-        TransformerConfig(condition="words")
-    with pytest.raises(SettingsError, match="rotary_base must be above 1"):
+    with pytest.raises(SettingsError, match="rotary_base above 1"):
         TransformerConfig(rotary_base=1.0)
-
-
-@dataclass(frozen=True)
-class Promising(Plain):
-    """A config that promises more than its network keeps."""
-
-    takes_condition = True
-
-    def build(self, shape, num_states, num_tokens, conditions=()):
-        return super().build(shape, num_states, num_tokens)
 
 
 def test_a_network_that_takes_no_condition_says_so():
@@ -297,14 +282,10 @@ def test_a_network_that_takes_no_condition_says_so():
     assert net.conditions == ()
     with pytest.raises(SettingsError, match=r"has conditions \(3,\), but the network of Plain takes none"):
         network_from(Plain(), (10,), 7, 6, (3,))
-    with pytest.raises(SettingsError, match=r"Promising says takes_condition, but hidden\(\) of its Plain"):
-        network_from(Promising(), (10,), 7, 6, (3,))
     with pytest.raises(
         SettingsError, match=r"PlainNetwork has no parts to compile\. Remove --model\.compile_network"
     ):
         net.compile_parts()
-    with pytest.raises(SettingsError, match="must be a NetworkConfig"):
-        network_from(net, (10,), 7, 6)
 
 
 def test_rotary_attention_on_a_grid_depends_on_both_differences():

@@ -321,8 +321,3 @@ def test_a_run_of_format_1_may_be_resumed(trained, tmp_path):
     found = read(tmp_path / "old.ckpt")
     model, task = (build(found["tauflow"][part], CLASSES) for part in ("model", "task"))
     check_settings(found, tmp_path / "old.ckpt", model, task, 1)
-
-
-def test_a_name_that_is_too_long_is_no_traceback():
-    with pytest.raises(CheckpointError, match=r"Can't read xxx.*too long"):
-        tauflow.load("x" * 300)

@@ -382,26 +382,20 @@ def describe_samplers() -> str:
 
 def check_flags(settings: SampleSettings) -> None:
     """Raise for flags that contradict each other, before anything is read."""
-    known = [name for name in ("prompt", "infill", "complete") if getattr(settings, name) is not None]
-    if len(known) > 1:
-        raise SettingsError(f"Pass --{known[0]} or --{known[1]}, not both.")
-    if settings.complete and not settings.keep:
-        raise SettingsError("--complete needs --keep, the known part of the image, such as left.")
-    if settings.keep and not settings.complete:
-        raise SettingsError("--keep needs --complete PATH, the image to complete.")
+    ours = ("ckpt", "task", "classes", "data", "learn_order", "learn_influence", "learn_counts")
+    exclusive = (("prompt", "infill"), ("prompt", "complete"), ("infill", "complete"), ("task", "ckpt"))
+    for one, other in exclusive:
+        if getattr(settings, one) is not None and getattr(settings, other) is not None:
+            raise SettingsError(f"Pass --{one} or --{other}, not both.")
+    if bool(settings.complete) != bool(settings.keep):
+        raise SettingsError("--complete PATH, an image, needs --keep, its known part, such as left.")
     if settings.complete and settings.guidance and not (settings.condition or settings.unconditional):
         raise SettingsError("--guidance with --complete needs --condition, the class to guide toward.")
-    if settings.task and settings.ckpt:
-        raise SettingsError("Pass --task, a shipped model, or --ckpt, your own checkpoint, not both.")
     if settings.unconditional and not settings.guidance:
         raise SettingsError("--unconditional needs --guidance W. Start with 2.")
-    if not settings.pretrained:
-        if settings.dtype:
-            raise SettingsError(
-                "--dtype is for the weights of --pretrained. For a checkpoint use --precision."
-            )
-        return
-    for name in ("ckpt", "task", "classes", "data", "learn_order", "learn_influence", "learn_counts"):
+    if settings.dtype and not settings.pretrained:
+        raise SettingsError("--dtype is for the weights of --pretrained. For a checkpoint use --precision.")
+    for name in ours if settings.pretrained else ():
         if getattr(settings, name):
             raise SettingsError(f"--{name} is for tauflow checkpoints. Remove it, or remove --pretrained.")
 
@@ -456,10 +450,7 @@ def load_checkpoint(path: Path, settings: SampleSettings, device: "torch.device"
     from tauflow.tasks.task import parse_settings
     from tauflow.train import load
 
-    try:
-        classes = [import_object(name, object) for name in settings.classes]
-    except SettingsError as error:
-        raise SettingsError(f"--classes: {error}") from None
+    classes = [import_object(name, object) for name in settings.classes]
     data = parse_settings(settings.data)
     for _ in range(TRIES):
         before = digest(path) if path.is_file() else ""

@@ -36,7 +36,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tauflow import files
 from tauflow.cli.messages import exit_with_message, explain_parser, keep_facts
 from tauflow.distributed import is_lost_rank
-from tauflow.errors import CheckpointError, SettingsError, TauflowError, WriteError, first_line
+from tauflow.errors import CheckpointError, SettingsError, TauflowError, WriteError
 from tauflow.evaluation.callback import SamplerEvaluation, fast_dev_run, owes_evaluation
 from tauflow.evaluation.evaluate import SamplerGrid
 from tauflow.evaluation.tables import print_results
@@ -110,8 +110,6 @@ def _convert_config(name: str) -> str:
     """Return the name of a configuration file, or its content if that has to be converted."""
     if "\n" in name or name.lstrip().startswith("{"):  # content already
         return name
-    if not name.strip():
-        raise SettingsError("--config is empty. Pass a YAML file, or remove it for the default one.")
     path = Path(name)
     if not path.is_file():
         raise SettingsError(
@@ -139,10 +137,8 @@ def _convert_config(name: str) -> str:
 def _convert_logger(text: str) -> str:
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise SettingsError(
-            f"--trainer.logger isn't valid YAML: {' '.join(str(error).split())[:300]}"
-        ) from None
+    except yaml.YAMLError:
+        return text  # the parser reports it
     converted = _with_folder(value)
     return text if converted == value else json.dumps(converted)
 
@@ -219,7 +215,6 @@ def find_checkpoint(ckpt_path: str | None, root: Path) -> Path | None:
 
 IN_USE = "wait for it to end, or start another run without --ckpt_path"
 CHOOSE = "choose another folder with --trainer.default_root_dir"
-LISTED = "metrics{}.csv"  # of CSVLogger
 
 
 @contextmanager
@@ -317,16 +312,11 @@ def make_loggers(settings: list[Any], folder: Path, resumed: Resumed | None) -> 
             options |= {name: value for name, value in place.items() if name in options}
         made.append(import_object(setting.class_path, Logger)(**options))
         if isinstance(made[-1], CSVLogger):
-            _keep_metrics(Path(made[-1].log_dir))
+            old = Path(made[-1].log_dir) / "metrics.csv"  # of an earlier part of the run; it would remove it
+            if old.exists():
+                free = (old.with_name(f"metrics_{number}.csv") for number in count(1))
+                old.rename(next(path for path in free if not path.exists()))
     return made
-
-
-def _keep_metrics(folder: Path) -> None:
-    """Rename the metrics of an earlier part of the run, which CSVLogger would remove."""
-    old = folder / LISTED.format("")
-    if old.exists():
-        free = (folder / LISTED.format(f"_{number}") for number in count(1))
-        old.rename(next(path for path in free if not path.exists()))
 
 
 # Lightning CLI
@@ -416,15 +406,11 @@ class TauflowCLI(LightningCLI):
             super().instantiate_classes()
         except ValueError as error:  # of a class, within a report of the parser
             raise SettingsError(keep_facts(str(error)) or str(error)) from error
-        self._check_evaluation(self.datamodule)
-        self.datamodule = TaskData(self.datamodule)
-
-    def _check_evaluation(self, task: Task) -> None:
-        """Raise for an evaluation that can't be done before the run has a folder."""
         asked = find_callback(self.trainer, SamplerEvaluation)
-        if asked.every_n_validations:
-            trained = Trained(self.model.model(), task)
+        if asked.every_n_validations:  # raise for what can't be done before the run has a folder
+            trained = Trained(self.model.model(), self.datamodule)
             SamplerGrid.of(trained, asked.samplers, asked.nfes, asked.guidance, asked.sampling)
+        self.datamodule = TaskData(self.datamodule)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         try:
@@ -492,7 +478,8 @@ class TauflowCLI(LightningCLI):
         resumed = self.resumed
         if resumed is not None:
             task = self.datamodule.task
-            allowed = (*CLASSES, *own_classes(self.model, task))
+            parts = (task, self.model.schedule, self.model.source, self.model.network_config)
+            allowed = (*CLASSES, *map(type, parts))  # the user's own configuration is trusted
             check_classes(resumed.checkpoint, allowed, resumed.path)
             accumulate = self.trainer.accumulate_grad_batches
             check_settings(resumed.checkpoint, resumed.path, self.model, task, accumulate)
@@ -504,14 +491,13 @@ class TauflowCLI(LightningCLI):
                 print_once(f"waiting for the other nodes at {cluster.main_address}:{cluster.main_port}")
             try:
                 self.trainer.fit(self.model, self.datamodule, ckpt_path=path, weights_only=True)
-            except (TauflowError, OSError):
-                raise
             except Exception as error:
-                if "val_check_interval" in str(error):  # Lightning's sentence about it
-                    raise SettingsError(" ".join(str(error).split())) from error
-                if path is None or find_callback(self.trainer, Restored).done or is_lost_rank(error):
+                if "val_check_interval" in str(error) and not isinstance(error, TauflowError):
+                    raise SettingsError(" ".join(str(error).split())) from error  # Lightning's sentence
+                clear = isinstance(error, TauflowError | OSError) or is_lost_rank(error)
+                if clear or path is None or find_callback(self.trainer, Restored).done:
                     raise
-                raise resume_error(path, first_line(error)) from error
+                raise resume_error(path, str(error)) from error
 
 
 class OnlyEvaluate(Callback):
@@ -531,12 +517,6 @@ def check_trainer_settings(trainer: Namespace) -> None:
     for name in ("max_steps", "max_epochs", "val_check_interval", "limit_train_batches", "default_root_dir"):
         if trainer.get(name) in (0, ""):
             raise SettingsError(f"--trainer.{name} must not be 0 or empty. Remove it.")
-
-
-def own_classes(model: DFMModule, task: Task) -> list[type]:
-    """Return the classes that the user's own configuration names, which is trusted."""
-    parts = (task, model.schedule, model.source, model.network_config)
-    return [type(part) for part in parts if not isinstance(part, str)]
 
 
 class SaveConfig(SaveConfigCallback):
@@ -610,7 +590,7 @@ def report_end(trainer: Trainer) -> int:
 
 def train() -> None:
     """Run train.py with the words of the command line."""
-    if not any(word in ("-c", "--config") or word.startswith(("-c", "--config=")) for word in sys.argv[1:]):
+    if not any(word.startswith(("-c", "--config")) for word in sys.argv[1:]):
         sys.argv[1:1] = ["--config", str(DEFAULT_CONFIG)]
     sys.path.append(str(Path.cwd()))  # for your own classes, named in the configuration
     for message in NOISE:

@@ -51,13 +51,11 @@ class DiTSizes:
 
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in MAX_SIZES}
-        if not all(type(size) is int and 1 <= size <= MAX_SIZES[name] for name, size in sizes.items()):
-            raise SettingsError(f"sizes of a DiT are at least 1 and at most {MAX_SIZES}, got {sizes}")
-        if self.width % (2 * self.heads):
-            raise SettingsError(f"width {self.width} is no multiple of 2 * heads = {2 * self.heads}")
-        if not self.num_tokens <= self.num_states <= self.num_tokens + 1:
+        fits = all(type(size) is int and 1 <= size <= MAX_SIZES[name] for name, size in sizes.items())
+        if not fits or self.width % (2 * self.heads) or self.num_states - self.num_tokens not in (0, 1):
             raise SettingsError(
-                f"{self.num_states} states are not {self.num_tokens} tokens, or one mask more"
+                f"Sizes of a DiT must be from 1 to {MAX_SIZES}, with a width that is a multiple of 2 * heads "
+                f"and at most one state more than tokens, got {self}."
             )
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tauflow.errors import SettingsError
+from tauflow.errors import SettingsError, shorten
 from tauflow.networks.network import ConditionFeatures, Network, NetworkConfig, TimeFeatures
 
 GROUPS = 8  # of channels that are normalized together
@@ -59,21 +59,20 @@ class UNetConfig(NetworkConfig):
     def __post_init__(self) -> None:
         object.__setattr__(self, "multipliers", tuple(self.multipliers))
         sizes = {name: getattr(self, name) for name in MAX_SIZES}
-        if not all(1 <= size <= MAX_SIZES[name] for name, size in sizes.items()):
-            raise SettingsError(f"sizes of a U-Net must be at least 1 and at most {MAX_SIZES}, got {sizes}")
-        if not 1 <= len(self.multipliers) <= 10 or not all(1 <= each <= 64 for each in self.multipliers):
+        fits = all(1 <= size <= MAX_SIZES[name] for name, size in sizes.items())
+        fits &= 1 <= len(self.multipliers) <= 10 and all(1 <= each <= 64 for each in self.multipliers)
+        if not fits or self.width % GROUPS:
             raise SettingsError(
-                f"a U-Net needs 1 to 10 multipliers from 1 to 64, got {str(self.multipliers)[:100]}"
+                f"Sizes of a U-Net must be from 1 to {MAX_SIZES}, with 1 to 10 multipliers from 1 to 64 and "
+                f"a width that is a multiple of {GROUPS}, got {shorten(str(self))}."
             )
-        if self.width % GROUPS:
-            raise SettingsError(f"width {self.width} must be a multiple of {GROUPS}, the groups of its norms")
         if self.head == "logistic" and self.input != "value":
             raise SettingsError(
-                "head=logistic is for ordered tokens, which enter as values: set input to value, or head to "
-                "linear"
+                "head=logistic is for ordered tokens, which enter as values. Set input to value, or head to "
+                "linear."
             )
         if self.anchors and self.head != "logistic":
-            raise SettingsError("anchors belong to head=logistic; set it, or drop anchors")
+            raise SettingsError("anchors need head=logistic. Set it, or remove anchors.")
 
     def build(
         self, shape: tuple[int, ...], num_states: int, num_tokens: int, conditions: tuple[int, ...] = ()
@@ -116,16 +115,13 @@ class UNet(Network):
         self.norm = nn.GroupNorm(GROUPS, width[0])
         self.rows = nn.Conv2d(width[0], channels * config.width, 1)
         self.anchors = Anchors(self.shape, num_states, num_tokens) if config.anchors else None
-        self.output = self._head(num_tokens)
+        if config.head == "linear":
+            self.output: LinearHead | LogisticHead = LinearHead(config.width, num_tokens)
+        else:
+            anchors = self.anchors.count if self.anchors else 0
+            self.output = LogisticHead(config.width, num_tokens, config.mixtures, anchors)
         self.time = TimeFeatures(features) if config.time else None
         self.condition = ConditionFeatures(self.conditions, features) if conditions else None
-
-    def _head(self, num_tokens: int) -> nn.Module:
-        if self.config.head == "linear":
-            return LinearHead(self.config.width, num_tokens)
-        return LogisticHead(
-            self.config.width, num_tokens, self.config.mixtures, self.anchors.count if self.anchors else 0
-        )
 
     def hidden(self, x: Tensor, t: Tensor, condition: Tensor | None = None) -> Tensor:
         rows, columns, channels = self.shape
@@ -162,7 +158,7 @@ class UNet(Network):
         return self.output(rows)
 
     def nll(self, rows: Tensor, x_1: Tensor) -> Tensor:
-        return self.output.nll(rows, x_1)  # type: ignore[operator]  # both heads have it
+        return self.output.nll(rows, x_1)
 
     def compile_parts(self) -> None:
         for part in (*self.down, *self.up):
@@ -320,8 +316,6 @@ class LogisticHead(nn.Module):
 
     def __init__(self, width: int, num_tokens: int, mixtures: int, anchors: int = 0):
         super().__init__()
-        if num_tokens < 2:
-            raise SettingsError("a mixture of logistics needs two tokens or more")
         self.num_tokens = num_tokens
         self.mixtures = mixtures
         self.anchors = anchors

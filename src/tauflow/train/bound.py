@@ -51,14 +51,12 @@ def stratified_mean(values: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
 
 def batch_tokens(batch: Batch, facts: DataFacts) -> Tensor:
     """Return the tokens (b, D) of a batch, which must fit the model."""
-    if not isinstance(batch, dict) or "tokens" not in batch:
+    tokens = batch.get("tokens") if isinstance(batch, dict) else None
+    if tokens is None or tokens.ndim < 2 or tokens[0].numel() != facts.length:
+        got = f"a {type(batch).__name__}" if tokens is None else f"tokens of shape {tuple(tokens.shape)}"
         raise SettingsError(
-            'A batch must be a dict {"tokens": ..., "condition"?: ...}. Make the items of the data set so.'
-        )
-    tokens = batch["tokens"]
-    if tokens.ndim < 2 or tokens[0].numel() != facts.length:
-        raise SettingsError(
-            f"The model is made for {facts}, a batch has tokens of the shape {tuple(tokens.shape)}."
+            'A batch must be a dict {"tokens": ..., "condition"?: ...} that fits the model, which is made '
+            f"for {facts}, got {got}."
         )
     return tokens.flatten(1).long()
 
@@ -66,25 +64,14 @@ def batch_tokens(batch: Batch, facts: DataFacts) -> Tensor:
 def batch_condition(batch: Batch, facts: DataFacts) -> Tensor | None:
     """Return the condition (b, C) of a batch, which must fit the model; None for data without conditions."""
     condition = batch.get("condition")
-    columns = len(facts.conditions)
-    if condition is None:
-        if columns:
-            raise SettingsError(
-                f'The data is said to have conditions {facts.conditions}, a batch has no "condition". '
-                "Add it to the items, or remove the conditions from the task."
-            )
-        return None
-    if not columns:
+    shape = (0,) if condition is None else tuple(condition.shape[1:])
+    if shape != (len(facts.conditions),):
+        got = "none" if condition is None else f"shape {tuple(condition.shape)}"
         raise SettingsError(
-            'A batch has a "condition", but the network takes none. Say in the task (or DataFacts) '
-            "what conditions the data has, or remove it from the items."
+            f'The "condition" of a batch must have the {len(facts.conditions)} columns that the model is '
+            f"made for, got {got}. Change the items, or the conditions of the task (or DataFacts)."
         )
-    if condition.shape[1:] != (columns,):
-        raise SettingsError(
-            f"The condition of a batch has the shape {tuple(condition.shape)}, the model is made for "
-            f"{columns} columns."
-        )
-    return condition.long()
+    return None if condition is None else condition.long()
 
 
 def check_values(batch: Batch, facts: DataFacts) -> None:
@@ -92,23 +79,16 @@ def check_values(batch: Batch, facts: DataFacts) -> None:
 
     A label that is too large by one would otherwise train as a dropped one.
     """
-    _check_range("tokens", batch_tokens(batch, facts), batch["tokens"], 0, facts.num_tokens)
-    condition = batch_condition(batch, facts)
-    if condition is not None:
-        for column, size in enumerate(facts.conditions):
-            name = f"column {column} of the condition"
-            _check_range(name, condition[:, column], batch["condition"], DROPPED, size)
-
-
-def _check_range(name: str, values: Tensor, given: Tensor, lowest: int, end: int) -> None:
-    """Raise unless values were given as whole numbers from the lowest to one before the end."""
-    if given.is_floating_point() or given.dtype == torch.bool:
-        raise SettingsError(f"The {name} of a batch must be whole numbers, got {given.dtype}.")
-    if values.numel() and not lowest <= int(values.min()) <= int(values.max()) < end:
-        raise SettingsError(
-            f"The {name} of a batch must be in {lowest} .. {end - 1}, got {int(values.min())} to "
-            f"{int(values.max())}. Count from 0."
-        )
+    ranges = [("tokens", batch["tokens"], 0, facts.num_tokens)]
+    for column, size in enumerate(facts.conditions):
+        ranges.append((f"column {column} of the condition", batch["condition"][:, column], DROPPED, size))
+    for name, values, lowest, end in ranges:
+        whole = not values.is_floating_point() and values.dtype != torch.bool
+        if not whole or not lowest <= int(values.min()) <= int(values.max()) < end:
+            raise SettingsError(
+                f"The {name} of a batch must be whole numbers in {lowest} .. {end - 1}, got {values.dtype} "
+                f"from {values.min()} to {values.max()}. Count from 0."
+            )
 
 
 # The bound

@@ -152,11 +152,7 @@ def read(path: str | Path) -> dict[str, Any]:
     It's plain data: nothing in it is imported or called.
     """
     path = Path(path)
-    try:
-        there = path.is_file()
-    except OSError as error:  # such as a name that is too long
-        raise CheckpointError(f"Can't read {shorten(str(path))} ({error.strerror}).") from None
-    if not there:
+    if not path.is_file():
         near = sorted(str(p) for p in path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
         hint = f"The folder has {', '.join(near)}." if near else 'Train a model first with "python train.py".'
         raise CheckpointError(f"Checkpoint not found: {path}. {hint}")

@@ -28,14 +28,7 @@ from tauflow.numerics import generator_for
 from tauflow.process import Noise, Schedule, Source, schedule_from, source_from, stratified_times
 from tauflow.process.process import LossOn, Redrawn
 from tauflow.tasks.task import DataFacts, Task
-from tauflow.train.bound import (
-    Batch,
-    Bound,
-    Validation,
-    batch_condition,
-    batch_tokens,
-    check_values,
-)
+from tauflow.train.bound import Batch, Bound, Validation, batch_condition, batch_tokens, check_values
 from tauflow.untrusted import path_of
 
 KEY = "tauflow"  # of our entry in a checkpoint
@@ -122,22 +115,21 @@ def describe(value: Any) -> Any:
         return [describe(item) for item in value]
     if isinstance(value, Tensor):
         return value.tolist()
-    arguments = value.init_args if hasattr(value, "init_args") else _arguments(value)
+    if hasattr(value, "init_args"):
+        arguments = value.init_args
+    else:
+        names = list(inspect.signature(type(value)).parameters)
+        missing = [name for name in names if not hasattr(value, name)]
+        if missing:
+            raise SettingsError(
+                f"A checkpoint can't describe {type(value).__name__}. Keep its constructor argument "
+                f"{missing[0]!r} as an attribute of that name."
+            )
+        arguments = {name: getattr(value, name) for name in names}
     return {
         "class_path": path_of(type(value)),
         "init_args": {name: describe(argument) for name, argument in arguments.items()},
     }
-
-
-def _arguments(value: Any) -> dict[str, Any]:
-    names = list(inspect.signature(type(value)).parameters)
-    missing = [name for name in names if not hasattr(value, name)]
-    if missing:
-        raise SettingsError(
-            f"A checkpoint can't describe {type(value).__name__}. Keep its constructor argument "
-            f"{missing[0]!r} as an attribute of that name."
-        )
-    return {name: getattr(value, name) for name in names}
 
 
 class DFMModule(LightningModule):
@@ -296,6 +288,7 @@ class DFMModule(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         x_1 = batch_tokens(batch, self.facts)
+        condition = batch_condition(batch, self.facts)
         if batch_idx == 0 or x_1.device.type == "cpu":  # elsewhere the check would wait for the device
             check_values(batch, self.facts)
         shares = self.trainer.world_size * self.trainer.accumulate_grad_batches
@@ -304,7 +297,6 @@ class DFMModule(LightningModule):
         rows = position % batch_size
         step = int(position[0]) // batch_size
         noise = self.training_noise(step, batch_size)
-        condition = batch_condition(batch, self.facts)
         if condition is not None:
             lost = self.dropped(step, batch_size)[rows].to(condition.device)
             condition = condition.masked_fill(lost[:, None], DROPPED)
@@ -392,11 +384,9 @@ class DFMModule(LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         x_1 = batch_tokens(batch, self.facts)
         mine = torch.arange(self._validated, self._validated + len(x_1))
-        index = (
-            batch["index"].cpu()
-            if "index" in batch
-            else mine * self.trainer.world_size + self.trainer.global_rank
-        )
+        index = mine * self.trainer.world_size + self.trainer.global_rank
+        if "index" in batch:
+            index = batch["index"].cpu()
         self._validated += len(x_1)
         seen = self.validation(self.ema.network, x_1, index, batch_condition(batch, self.facts))
         self.bound.update(seen.bound, seen.kappa)
