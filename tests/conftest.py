@@ -3,7 +3,6 @@
 import contextlib
 import io
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from forked import run_script
+from forked import Script, run_script
 
 ROOT = Path(__file__).parents[1]
 
@@ -86,23 +85,14 @@ def wait_for(path: Path, process: subprocess.Popen, seconds: float = 120) -> Non
         time.sleep(0.0005)
 
 
-def paused(command: list[str], written: Path, cwd: Path, **options) -> subprocess.Popen:
-    """Start a command that stops itself (SIGSTOP) when it has written a file, and wait for that.
+def paused(script: Path, *arguments: object, written: Path, cwd: Path) -> Script:
+    """Start a script that stops itself (SIGSTOP) when it has written a file, and wait for that.
 
-    However slow this process is, the command is then in the middle; signals reach it after SIGCONT.
+    However slow this process is, the script is then in the middle; signals reach it after SIGCONT.
     """
-    paths = os.pathsep.join([str(ROOT / "tests" / "pausing"), ENV["PYTHONPATH"]])
-    environment = ENV | {"PYTHONPATH": paths, "PAUSE_AT": str(written)}
-    process = subprocess.Popen(command, cwd=cwd, env=environment, preexec_fn=_hear_interrupts, **options)
-    state = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-    assert state is not None
-    assert state.si_code == os.CLD_STOPPED, f"the command ended without writing {written}"
-    return process
-
-
-def _hear_interrupts() -> None:
-    """Undo what a shell does to commands in the background: they, and all they start, ignore Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    started = Script(script, *map(str, arguments), cwd=cwd, env=ENV | {"PAUSE_AT": str(written)})
+    started.wait_until_stopped()
+    return started
 
 
 def read_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:

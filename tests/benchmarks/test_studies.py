@@ -171,13 +171,13 @@ def test_a_signal_keeps_finished_cells_and_says_how_to_resume(tmp_path, capsys):
     """The command stops itself after its first cell, so it cannot end before the signal comes."""
     out = tmp_path / "out"
     words = ["order", "--nfes", "8,16", "--samplers", "euler,tr", "--out", str(out), "--no_progress"]
-    command = [sys.executable, "-m", "benchmarks", *words]
-    process = paused(command, out / "results.json", tmp_path, stderr=subprocess.PIPE, text=True)
-    process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGCONT)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 143, errors
-    assert errors.strip() == f"stopped. Finished cells are kept, and the same command resumes ({out})."
+    entry = ROOT / "benchmarks" / "__main__.py"
+    script = paused(entry, *words, written=out / "results.json", cwd=tmp_path)
+    os.kill(script.process.pid, signal.SIGTERM)
+    os.kill(script.process.pid, signal.SIGCONT)
+    ended = script.finish()
+    assert ended.returncode == 143, ended.stderr
+    assert ended.stderr.strip() == f"stopped. Finished cells are kept, and the same command resumes ({out})."
     kept = Results.read(out).cells
     assert len(kept) == 1
     main(words)

@@ -150,14 +150,12 @@ def test_an_interrupted_grid_resumes_where_it_stopped(trained, tmp_path):
     args = ["--ckpt", trained / "best.ckpt", "--sampler", "euler,tr_cie,tweedie", "--nfe", "8,16,32,64"]
     args += ["--num_samples", 60, "--batch_size", 30]
     out = tmp_path / "a"
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    first_cell = out / "results.json"
-    process = paused(command(*args, "--out", out), first_cell, tmp_path, **options)
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGCONT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert "The same command resumes" in errors
+    script = paused(ROOT / "sample.py", *args, "--out", out, written=out / "results.json", cwd=tmp_path)
+    os.kill(script.process.pid, signal.SIGINT)
+    os.kill(script.process.pid, signal.SIGCONT)
+    ended = script.finish()
+    assert ended.returncode == 130, ended.stderr
+    assert "The same command resumes" in ended.stderr
     finished = list(cells(out))
     assert 1 <= len(finished) < 12
 

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from conftest import (
     paused,
     read_scalars,
     run_train,
-    train_command,
     train_here,
 )
 
@@ -50,19 +48,17 @@ def assert_same_run(a: Path, b: Path) -> None:
         assert left[tag] == right[tag], tag
 
 
-@pytest.mark.parametrize("every", [5, 8])
-def test_kill_9_and_resume(uninterrupted, tmp_path, every):
-    """Killed by SIGKILL after the checkpoint of step `every` (in the middle or at the end of an epoch),
-    wherever the run then was: it stops itself there, so that it cannot end before it is killed."""
-    common = [*TINY, f"--trainer.default_root_dir={tmp_path}", f"--checkpoints.every_n_steps={every}"]
+def test_kill_9_and_resume(uninterrupted, tmp_path):
+    """Killed by SIGKILL after the checkpoint of step 5, in the middle of an epoch, wherever the run then was:
+    it stops itself there, so that it can't end before it is killed. Ctrl-C, below, stops it at the end of an
+    epoch, and test_kills.py at random moments."""
+    common = [*TINY, f"--trainer.default_root_dir={tmp_path}", "--checkpoints.every_n_steps=5"]
     common += [f"--trainer.max_steps={STEPS}"]
     last = tmp_path / "version_0" / "last.ckpt"
-    process = paused(
-        train_command(*common), last, tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert every <= load_plain(last)["global_step"] < STEPS, "killed too late to test anything"
+    run = paused(ROOT / "train.py", *common, written=last, cwd=tmp_path)
+    run.process.kill()
+    run.finish()
+    assert 5 <= load_plain(last)["global_step"] < STEPS, "killed too late to test anything"
 
     result = run_train(*common, "--ckpt_path=last", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -78,22 +74,16 @@ def test_ctrl_c_saves_and_resumes(uninterrupted, tmp_path, extra):
     parts of an accumulated step."""
     common = [*TINY, *extra, f"--trainer.default_root_dir={tmp_path}", f"--trainer.max_steps={STEPS}"]
     last = tmp_path / "version_0" / "last.ckpt"
-    options = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.STDOUT,
-        "text": True,
-        "start_new_session": True,
-    }
-    process = paused(train_command(*common), last, tmp_path, **options)
-    os.killpg(process.pid, signal.SIGINT)
-    os.kill(process.pid, signal.SIGCONT)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 130, output
-    assert "to resume: python train.py -c" in output
+    run = paused(ROOT / "train.py", *common, written=last, cwd=tmp_path)
+    os.killpg(run.process.pid, signal.SIGINT)
+    os.kill(run.process.pid, signal.SIGCONT)
+    ended = run.finish()
+    assert ended.returncode == 130, ended.stderr
+    assert "to resume: python train.py -c" in ended.stdout
     stopped = load_plain(tmp_path / "version_0" / "last.ckpt")["global_step"]
     assert 8 <= stopped < STEPS
 
-    command = output.split("to resume: python train.py ")[1].split("\n")[0].split()
+    command = ended.stdout.split("to resume: python train.py ")[1].split("\n")[0].split()
     result = run_train(*command, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     runs = uninterrupted, tmp_path / "version_0"

@@ -7,7 +7,6 @@ import io
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -15,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import ENV, TINY, assert_equal, load_plain, paused, read_scalars, run_train, train_command
+from conftest import TINY, assert_equal, load_plain, read_scalars, run_train
 
 from tauflow.cli.train import make_next_version, train
+from tauflow.errors import SettingsError
 from tauflow.evaluation import evaluate
 from tauflow.evaluation.results import Results
 from tauflow.files import lock_folder
@@ -179,28 +179,19 @@ def test_a_folder_in_which_a_run_trains_is_not_resumed(here, trained, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_at_once(tmp_path):
-    """Two trainings that are started together, then two resumes of one of them: one waits inside the program
-    while the other is refused."""
-    common = [*TINY, f"--trainer.default_root_dir={tmp_path}"]
-    command = train_command(*common, "--trainer.max_steps=8")
-    both = [subprocess.Popen(command, cwd=tmp_path, env=ENV, stdout=subprocess.DEVNULL) for _ in range(2)]
-    assert [process.wait(timeout=240) for process in both] == [0, 0]
+    """Two trainings that start together, then a resume of one of them while this process holds its folder."""
+    common = [*TINY, f"--trainer.default_root_dir={tmp_path}", "--trainer.max_steps=8"]
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda _: run_train(*common, cwd=tmp_path), range(2)))
+    assert [each.returncode for each in both] == [0, 0]
     for name in ("version_0", "version_1"):
         assert len(read_scalars(tmp_path / name)["train/loss"]) == 8
-
-    resume = [*common, "--trainer.max_steps=40", f"--ckpt_path={tmp_path}/version_0/last.ckpt"]
-    first = paused(
-        train_command(*resume), tmp_path / "version_0" / "last.ckpt", tmp_path, stdout=subprocess.DEVNULL
-    )
-    try:
-        second = run_train(*resume, cwd=tmp_path)
-        assert second.returncode == 1
-        assert "another process is writing to" in second.stderr
-        assert "Traceback" not in second.stderr
-    finally:
-        os.kill(first.pid, signal.SIGCONT)
-    assert first.wait(timeout=240) == 0
-    assert len(read_scalars(tmp_path / "version_0")["train/loss"]) == 40
+    resume = [*common, "--trainer.max_steps=16", f"--ckpt_path={tmp_path}/version_0/last.ckpt"]
+    with lock_folder(tmp_path / "version_0", "the test holds it"):
+        refused = run_train(*resume, cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "another process is writing to" in refused.stderr
+    assert "Traceback" not in refused.stderr
 
 
 # A full disk
@@ -363,6 +354,24 @@ def test_an_address_is_not_a_local_folder(here, tmp_path, args):
     refused(
         here, tmp_path, args, f"must be a local path, got {args[-1].partition('=')[2]}", "mount the bucket"
     )
+
+
+def test_the_folder_of_a_failed_run_is_removed_unless_something_was_saved(here, tmp_path, monkeypatch):
+    training_step = DFMModule.training_step
+    calls = 0
+
+    def failing(module, batch, batch_idx):
+        nonlocal calls
+        calls += 1
+        if calls in (2, 12):  # the first run, at its second step; the next one, at its tenth
+            raise SettingsError("this batch can't be used")
+        return training_step(module, batch, batch_idx)
+
+    monkeypatch.setattr(DFMModule, "training_step", failing)
+    assert "this batch can't be used" in here("--trainer.max_steps=16").error
+    assert not list(tmp_path.iterdir()), "nothing was saved: the folders it made are gone"
+    assert "this batch can't be used" in here("--trainer.max_steps=16").error
+    assert load_plain(tmp_path / "runs/version_0/last.ckpt")["global_step"] == 8
 
 
 def refused(here, folder: Path, args: list[str], *expected: str) -> None:

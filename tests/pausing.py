@@ -1,6 +1,6 @@
 """Stops a program (SIGSTOP) right after it has put the file PAUSE_AT in its place for the first time.
 
-Python imports this module at the start of a program that has this folder on its PYTHONPATH.
+`forked.py` runs this file first in a fork whose environment has PAUSE_AT.
 """
 
 import os
