@@ -31,7 +31,7 @@ import tauflow
 from benchmarks.studies.command import main as study
 from tauflow.cli.sample import sample
 from tauflow.cli.train import train
-from tauflow.errors import CheckpointError, SamplingError, SettingsError, TauflowError
+from tauflow.errors import CheckpointError, SettingsError, TauflowError
 from tauflow.networks import TransformerConfig
 from tauflow.networks.network import weights_of
 from tauflow.recipes import convert
@@ -768,13 +768,3 @@ def test_a_scheduler_config_that_is_none(tmp_path, capfd, content):
     scheduling = pytest.importorskip("tauflow.integrations.diffusers", exc_type=SettingsError)
     (tmp_path / "scheduler_config.json").write_text(content)
     said_by(lambda: scheduling.TauflowScheduler.from_pretrained(tmp_path), tmp_path, capfd)
-
-
-@pytest.mark.parametrize(
-    ("logits", "canvas"),
-    [(torch.ones(1, 3, 4) > 0, torch.zeros(1, 3).long()), (torch.ones(1, 3, 4), torch.full((1, 3), 99))],
-)
-def test_a_scheduler_with_a_wrong_canvas(logits, canvas):
-    scheduling = pytest.importorskip("tauflow.integrations.diffusers", exc_type=SettingsError)
-    with pytest.raises(SamplingError, match="canvas"):
-        scheduling.TauflowScheduler("bridge").step(logits, 0, canvas)

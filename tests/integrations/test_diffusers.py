@@ -126,19 +126,6 @@ def test_a_canvas_that_is_changed_in_the_middle_of_a_step_keeps_it():
     assert (ends[0] != 1).any()
 
 
-def test_steps_of_a_canvas_have_one_generator_temperature_and_batch():
-    scheduler, logits, canvas = TauflowScheduler(), torch.zeros(2, 4, V), torch.zeros(2, 4, dtype=torch.long)
-    scheduler.step(logits, 0, canvas)
-    with pytest.raises(SamplingError, match="one generator and temperature"):
-        scheduler.step(logits, 1, canvas, generator=torch.Generator())
-    scheduler.step(logits, 0, canvas)
-    with pytest.raises(SamplingError, match="temperature"):
-        scheduler.step(logits, 1, canvas, temperature=0.5)
-    scheduler.step(logits, 0, canvas)
-    with pytest.raises(SamplingError, match=r"shape \(2, 4\), got \(1, 4\)"):
-        scheduler.step(logits[:1], 1, canvas[:1])
-
-
 def test_no_logits_are_kept_after_the_last_step():
     scheduler, canvas = TauflowScheduler("tr_cie"), torch.zeros(1, 4, dtype=torch.long)
     scheduler.set_timesteps(3)

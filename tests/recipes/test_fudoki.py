@@ -20,7 +20,7 @@ from torch import nn
 import tauflow
 from benchmarks.geneval import read_folder
 from tauflow.denoise import TimedDenoiser
-from tauflow.errors import CheckpointError, SamplingError, SettingsError, TauflowError
+from tauflow.errors import CheckpointError, SettingsError, TauflowError
 from tauflow.recipes import RECIPES, convert, pretrained
 from tauflow.recipes.__main__ import main
 from tauflow.recipes.fudoki import FRAMING, Prompts
@@ -176,13 +176,6 @@ def test_the_head_runs_on_the_rows_that_are_read(trained, monkeypatch):
     assert seen == [2]
 
 
-def test_a_condition_with_a_gap_is_refused(trained):
-    condition = trained.task.condition(SHORT)
-    condition[4] = -1
-    with pytest.raises(SamplingError, match="-1 after its last id only"):
-        logits(trained, codes(1), condition[None])
-
-
 def test_the_published_sizes():
     """In millions of parameters, as counted in the modules of Janus 1.3B; nothing takes memory."""
     text = {"vocab_size": 102400, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24}
@@ -232,7 +225,6 @@ def test_a_prompt_is_framed_and_read_back(trained):
     [
         ("  ", "must not be empty"),
         ("x" * 600, "at most 500 tokens with its frame, got 620"),
-        ("\udcff", "UTF-8"),
     ],
 )
 def test_prompts_that_are_refused(trained, text, said):
@@ -585,10 +577,6 @@ FAULTS = {
         lambda folder: (folder / "processor_config.json").write_text('{"sft_format": "deepseek"}'),
         "processor_config.json with sft_format 'fudoki'",
     ),
-    "another VQ": (
-        lambda folder: changed_config(folder, gen_vision_config={"cls": "VQ-8", "params": {}}),
-        "got VQ-8",
-    ),
     "a part of the config": (
         lambda folder: changed_config(folder, gen_head_config={}),
         "doesn't describe a fudoki as released model: KeyError 'params'",
@@ -628,7 +616,7 @@ FAULTS = {
         "model.safetensors is damaged",
     ),
     "a shard is missing": (index, "lacks files of its index: model-00002-of-00002.safetensors"),
-    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json can't be read"),
     "damaged tokenizer": (
         lambda folder: (folder / "tokenizer.json").write_text("{"),
         "tokenizer.json can't be read",

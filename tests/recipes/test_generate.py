@@ -21,8 +21,9 @@ from tauflow.evaluation.evaluate import Sampling
 from tauflow.evaluation.results import Results
 from tauflow.recipes import pretrained
 from tauflow.recipes.generate import Step
-from tauflow.recipes.language import resized, unprompted
+from tauflow.recipes.language import resized
 from tauflow.samplers import SAMPLERS, Prompt, sampler_from
+from tauflow.samplers.run import unprompted
 from tauflow.train import Trained
 
 N, K, GREEDY = 8, 4, 1e-6
@@ -398,8 +399,8 @@ BAD = {
     "max_new_tokens must be a whole number of at least 1": {"max_new_tokens": 0},
     "block must be a whole number of at least 1": {"block": 0},
     "prompts must be texts": {"prompts": []},
-    "prompts must be texts or conversations, got b'ab'": {"prompts": b"ab"},
-    "A prompt must be a text or a list of messages": {"prompts": [3]},
+    'such as {"role": "user", "content": "Hi"}, got b\'ab\'': {"prompts": b"ab"},
+    "prompts must be texts, or conversations of messages": {"prompts": [3]},
     "A message must have a role and a content": {"prompts": [{"role": "user"}]},
     "the guidance weight must be a finite number": {"guidance": float("nan")},
     "temperature must be above 0": {"temperature": 0.0},

@@ -167,7 +167,6 @@ class SamplerEvaluation(Callback):
 
     @property
     def sampling(self) -> Sampling:
-        """Return what decides the samples of a cell."""
         size = (self.num_samples, self.batch_size, self.seed, self.show)
         return Sampling(*size, nll_items=self.nll_items)
 
@@ -189,7 +188,9 @@ class SamplerEvaluation(Callback):
             with isolate_rng(), trainer.precision_plugin.forward_context():
                 grid = self._grid(trainer, module)
                 results = self._measured(trainer, grid, begin)
-                if _stopping(trainer):
+                stop = _stop_of(trainer)
+                asked = stop is not None and stop.asked is not None
+                if trainer.strategy.reduce_boolean_decision(asked, all=False):  # any process
                     return
                 if trainer.is_global_zero and not fast_dev_run(trainer):
                     self._write(trainer, results, grid.task)
@@ -278,13 +279,6 @@ def owes_evaluation(checkpoint: dict[str, Any]) -> bool:
 
 def _at_the_end(trainer: Trainer) -> bool:
     return trainer.global_step >= trainer.estimated_stepping_batches
-
-
-def _stopping(trainer: Trainer) -> bool:
-    """Return whether any process of the run was asked to stop."""
-    stop = _stop_of(trainer)
-    asked = stop is not None and stop.asked is not None
-    return trainer.strategy.reduce_boolean_decision(asked, all=False)
 
 
 def _stop_of(trainer: Trainer) -> GracefulStop | None:

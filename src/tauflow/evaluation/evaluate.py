@@ -16,7 +16,7 @@ import math
 import textwrap
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -63,7 +63,6 @@ from tauflow.samplers import (
     Prompt,
     Result,
     Sampler,
-    StepInfo,
     nll,
     sample,
     sampler_from,
@@ -73,70 +72,63 @@ from tauflow.samplers.likelihood import no_likelihood
 from tauflow.samplers.run import check_condition, check_prompt, check_seed, positive_int, unprompted
 from tauflow.samplers.sampler import check as check_that
 from tauflow.tasks import SampleMean, SampleMetric, Task
-from tauflow.tasks.task import Item, items_of
+from tauflow.tasks.task import items_of
 from tauflow.train import Trained
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Sums over the samples of a cell."""
-
-    samples: float = 0.0
-    seconds: float = 0.0
-    network_seconds: float = 0.0
-    jumped: float = 0.0
-    clamped: float = 0.0
-    several: float = 0.0
-    discarded: float = 0.0
-    leftover: float = 0.0
-    counted_nfe: float = 0.0
-    forwards: float = 0.0
-    evaluations: float = 0.0  # that a sample took part in
-    evaluations_squared: float = 0.0
-    tokens: float = 0.0  # that could move
-
-    def plus(self, samples: int, seconds: float, network_seconds: float, result: Result) -> "Counts":
-        steps: list[StepInfo] = result.info.steps
-        names = ("moved", "clamped", "several", "discarded")
-        shares = [sum(getattr(step, name) for step in steps) / max(1, len(steps)) for name in names]
-        sums = (*shares, result.info.leftover_masks, result.nfe, result.info.forwards)
-        taken = [result.nfe] * samples if result.evaluations is None else result.evaluations.tolist()
-        own = (sum(taken), sum(each**2 for each in taken), result.info.free)
-        new = (samples, seconds, network_seconds, *(samples * each for each in sums), *own)
-        return Counts(*(old + more for old, more in zip(dataclasses.astuple(self), new, strict=True)))
-
-    def details(self, adapts: bool) -> dict[str, Measured]:
-        """Return the means over the samples of all ranks; how many evaluations each took if they adapt."""
-        total = Counts(*all_reduce(dataclasses.astuple(self), "SUM"))
-        n = max(1.0, total.samples)
-        values = {
-            "jumped": total.jumped / n,
-            "clamped": total.clamped / n,
-            "several_events": total.several / n,
-            "discarded": total.discarded / n,
-            "leftover_masks": total.leftover / n,
-            "ms_per_sample": 1e3 * total.seconds / n,
-            "sampler_ms_per_sample": 1e3 * (total.seconds - total.network_seconds) / n,
-            "network_share": total.network_seconds / total.seconds if total.seconds else 0.0,
-            "samples": total.samples,
-            "counted_nfe": total.counted_nfe / n,
-            "forwards": total.forwards / n,
-        }
-        found = {name: Measured(value) for name, value in values.items()}
-        return found | total.adapted() if adapts else found
-
-    def adapted(self) -> dict[str, Measured]:
-        """Return evaluations of a sample, and how many tokens one of them drew."""
-        n, mean = max(1.0, self.samples), self.evaluations / max(1.0, self.samples)
-        error = (max(0.0, self.evaluations_squared / n - mean**2) / n) ** 0.5
-        tokens = self.tokens / self.evaluations if self.evaluations else 0.0
-        return {"evaluations": Measured(mean, error), "tokens_per_evaluation": Measured(tokens)}
+STEPS = ("moved", "clamped", "several", "discarded")  # shares of coordinates in each step
+SUMS = (
+    *("samples", "seconds", "network_seconds", *STEPS, "leftover", "nfe", "forwards"),
+    *("evaluations", "evaluations_squared", "tokens"),
+)
+"""What is summed over the samples of a cell; `tokens` are those that could move."""
 
 
-# One cell
+def count_batch(samples: int, seconds: float, network_seconds: float, result: Result) -> dict[str, float]:
+    """Return the sums of one batch."""
+    info = result.info
+    means = {
+        name: sum(getattr(step, name) for step in info.steps) / max(1, len(info.steps)) for name in STEPS
+    }
+    means |= {"leftover": info.leftover_masks, "nfe": result.nfe, "forwards": info.forwards}
+    taken = [result.nfe] * samples if result.evaluations is None else result.evaluations.tolist()
+    return {name: samples * value for name, value in means.items()} | {
+        "samples": samples,
+        "seconds": seconds,
+        "network_seconds": network_seconds,
+        "evaluations": sum(taken),
+        "evaluations_squared": sum(each**2 for each in taken),
+        "tokens": info.free,
+    }
+
+
+def details(counts: Mapping[str, float], adapts: bool) -> dict[str, Measured]:
+    """Return the means over the samples of all ranks; how many evaluations each took if they adapt."""
+    total = dict(zip(SUMS, all_reduce([counts[name] for name in SUMS], "SUM"), strict=True))
+    n = max(1.0, total["samples"])
+    values = {
+        "jumped": total["moved"] / n,
+        "clamped": total["clamped"] / n,
+        "several_events": total["several"] / n,
+        "discarded": total["discarded"] / n,
+        "leftover_masks": total["leftover"] / n,
+        "ms_per_sample": 1e3 * total["seconds"] / n,
+        "sampler_ms_per_sample": 1e3 * (total["seconds"] - total["network_seconds"]) / n,
+        "network_share": total["network_seconds"] / total["seconds"] if total["seconds"] else 0.0,
+        "samples": total["samples"],
+        "counted_nfe": total["nfe"] / n,
+        "forwards": total["forwards"] / n,
+    }
+    found = {name: Measured(value) for name, value in values.items()}
+    if adapts:
+        mean = total["evaluations"] / n
+        error = (max(0.0, total["evaluations_squared"] / n - mean**2) / n) ** 0.5
+        found["evaluations"] = Measured(mean, error)
+        found["tokens_per_evaluation"] = Measured(total["tokens"] / max(1.0, total["evaluations"]))
+    return found
 
 
 DETAILS = {
@@ -219,17 +211,9 @@ class Sampling:
         tokens, known = (each[rows] if each.ndim > 1 else each for each in self.prompt)
         return Prompt(tokens, known)
 
-    def check_model(self, model: Model) -> None:
-        """Refuse a temperature or a prompt that cannot be sampled of the model."""
-        self.model(model, None)
-        if self.prompt is not None:
-            parts = self.prompt if isinstance(self.prompt, tuple | list) else ()
-            rows = self.num_samples if any(getattr(each, "ndim", 1) > 1 for each in parts) else 1
-            check_prompt(self.prompt, (rows, model.length), model)
-
-    def model(self, model: Model, guidance: float | None, prompt: Prompt | None = None) -> Model:
-        """Return the model with guidance, temperature and its rows cut, for samples with a prompt."""
-        if guidance is not None and guidance != 1:
+    def model(self, model: Model, guidance: float = 1.0, prompt: Prompt | None = None) -> Model:
+        """Return the model with guidance, temperature, top-k, and top-p, for samples with a prompt."""
+        if guidance != 1:
             other = self.unconditional
             if other is None and prompt is not None and not model.conditions:
                 other = unprompted(model, prompt)
@@ -238,10 +222,6 @@ class Sampling:
             model = model.tempered(self.temperature)
         cut = self.top_k is not None or self.top_p is not None
         return model.truncated(self.top_k, self.top_p) if cut else model
-
-    def model_of(self, model: Model, factors: Factors, prompt: Prompt | None = None) -> Model:
-        """Return the model of a cell, for samples with a prompt."""
-        return self.model(model, float(factors["guidance"]) if "guidance" in factors else None, prompt)
 
 
 def measure_cell(
@@ -256,34 +236,45 @@ def measure_cell(
     nfe = int(factors["nfe"])
     home = torch.device("cuda", torch.cuda.current_device()) if backend() == "nccl" else torch.device("cpu")
     metrics = task.sample_metrics().to(home)
-    counts = Counts()
-    shown: list[Shown] = []
+    counts = dict.fromkeys(SUMS, 0.0)
+    shown: Shown | None = None
     tables: dict[int, SampleTable] = {}
+    none = partial(torch.zeros, dtype=torch.long, device=home)
 
     def draw() -> None:
-        nonlocal counts
-        update(metrics, torch.zeros(0, task.length, dtype=torch.long, device=home), _empty(task, home))
+        nonlocal shown
+        # a rank without samples takes part in reductions too
+        update(metrics, none(0, task.length), none(0, len(task.conditions)) if task.conditions else None)
         for batch in sampling.mine():
             condition = sampling.conditions_for(batch, task)
-            own = sampling.model_of(model, factors, sampling.prompt_for(batch))
+            own = sampling.model(model, float(factors.get("guidance", 1)), sampling.prompt_for(batch))
             timed = TimedDenoiser(own.denoiser)
             own = dataclasses.replace(own, denoiser=timed)
             begin = now()
             result, states = _sample(own, sampler, nfe, batch, condition, sampling)
-            counts = counts.plus(sampling.size(batch), now() - begin, timed.seconds, result)
+            new = count_batch(sampling.size(batch), now() - begin, timed.seconds, result)
+            for name in SUMS:
+                counts[name] += new[name]
             update(metrics, result.tokens.to(home), None if condition is None else condition.to(home))
             tables[batch] = make_table(task, result.tokens, condition)
             if batch == 0:
-                shown.append(_shown(result, condition, states, sampling))
+                end = result.tokens[0].cpu()
+                if not torch.equal(states[-1], end):  # something was left to finish
+                    states.append(end)
+                asked = None if condition is None else condition[: sampling.show].tolist()
+                shown = Shown(result.tokens[: sampling.show].tolist(), asked, torch.stack(states))
             advance()
 
     run_on_all_ranks(draw)
     found: dict[str, Measured] = {}
     run_on_all_ranks(lambda: found.update(measured(metrics)))
-    details = counts.details(sampler.adapts)
-    records = [Record(factors, name, each) for name, each in (found | details).items()]
-    items = units(metrics) if world_size() == 1 else {}  # ranks keep their samples in another order
-    return Cell(factors, records, shown[0] if shown else None, items=items, table=join_tables(tables))
+    found |= details(counts, sampler.adapts)
+    records = [Record(factors, name, each) for name, each in found.items()]
+    items: dict[str, list[float]] = {}
+    if world_size() == 1:  # ranks keep their samples in another order
+        comparable = {name: each for name, each in metrics.items() if isinstance(each, SampleMetric)}
+        items = {name: units for name, each in comparable.items() if (units := each.units())}
+    return Cell(factors, records, shown, items=items, table=join_tables(tables))
 
 
 def _sample(
@@ -312,25 +303,12 @@ def _sample(
     return result, states
 
 
-def _shown(result: Result, condition: Tensor | None, states: list[Tensor], sampling: Sampling) -> Shown:
-    end = result.tokens[0].cpu()
-    if not torch.equal(states[-1], end):  # something was left to finish
-        states = [*states, end]
-    asked = None if condition is None else condition[: sampling.show].tolist()
-    return Shown(result.tokens[: sampling.show].tolist(), asked, torch.stack(states))
-
-
 def update(metrics: MetricCollection, tokens: Tensor, condition: Tensor | None) -> None:
     """Feed metrics with samples, and with what they were asked to be if the task has conditions."""
     if condition is None:
         metrics.update(tokens)
     else:
         metrics.update(tokens, condition=condition)
-
-
-def _empty(task: Task, device: torch.device) -> Tensor | None:
-    """Return the condition of no samples: a rank without samples takes part in reductions too."""
-    return torch.zeros(0, len(task.conditions), dtype=torch.long, device=device) if task.conditions else None
 
 
 def measured(metrics: MetricCollection) -> dict[str, Measured]:
@@ -340,12 +318,6 @@ def measured(metrics: MetricCollection) -> dict[str, Measured]:
         plain = isinstance(found, Tensor) and found.ndim == 0  # a metric of torchmetrics: no standard error
         results[name] = Measured(float(found), math.nan) if plain else Measured(*map(float, found))
     return results
-
-
-def units(metrics: MetricCollection) -> dict[str, list[float]]:
-    """Return what samplers are compared by, unit by unit, of the metrics that have it."""
-    found = {name: metric.units() for name, metric in metrics.items() if isinstance(metric, SampleMetric)}
-    return {name: numbers for name, numbers in found.items() if numbers}
 
 
 def adaptive_scales(samplers: Iterable[Sampler], before: Iterable[str] = ()) -> dict[str, Scale]:
@@ -406,7 +378,7 @@ def with_nll(
     advance: Callable[[], None] = lambda: None,
 ) -> Cell:
     """Return a measured cell with the nll of validation items, in all units."""
-    model = sampling.model_of(model, cell.factors)
+    model = sampling.model(model, float(cell.factors.get("guidance", 1)))
     batches = nll_batches(task, sampling)
     nats = [0.0] * sum(map(len, batches))  # of each item, where it is this rank's
 
@@ -433,7 +405,7 @@ def reference(task: Task, count: int, first: int = 0) -> dict[str, Measured]:
     """Measure `count` real validation items from number `first` on; from 0 if there are not so many."""
     total = val_count(task)
     begin = first if first + count <= total else 0
-    return _measured_items(task, list(range(begin, min(begin + count, total))))
+    return _measured_items(task, range(begin, min(begin + count, total)))
 
 
 def val_count(task: Task) -> int:
@@ -447,21 +419,9 @@ def real_items(task: Task, numbers: Sequence[int]) -> tuple[Tensor, Tensor | Non
     """Return the tokens (N, D) of validation items, and what they are (N, C) if the task has conditions."""
     items = items_of(task.val_data, numbers)
     tokens = torch.stack([torch.as_tensor(item["tokens"]).flatten() for item in items])
-    return tokens, _conditions(items) if task.conditions else None
-
-
-def _fitting(task: Task, condition: Tensor | None) -> list[int]:
-    """Return the numbers of the validation items with a condition (C,); -1 in it fits any value."""
-    everything = list(range(val_count(task)))
-    if condition is None or not task.conditions:
-        return everything
-    there = _conditions(items_of(task.val_data, everything))
-    fits = ((there == condition.cpu()) | (condition.cpu() == DROPPED)).all(1)
-    return fits.nonzero().flatten().tolist()
-
-
-def _conditions(items: Sequence[Item]) -> Tensor:
-    return torch.stack([torch.as_tensor(item["condition"]) for item in items]).long()
+    if not task.conditions:
+        return tokens, None
+    return tokens, torch.stack([torch.as_tensor(item["condition"]) for item in items]).long()
 
 
 def _measured_items(task: Task, numbers: Sequence[int]) -> dict[str, Measured]:
@@ -475,11 +435,17 @@ def _measured_items(task: Task, numbers: Sequence[int]) -> dict[str, Measured]:
 def reference_cell(task: Task, count: int, condition: Tensor | None = None) -> tuple[Cell | None, str]:
     """Measure real data as a cell of its own, with a note where there is less of it, or none.
 
-    For samples that are all asked for one condition (C,), real data are the items that have it.
+    For samples that are all asked for one condition (C,), real data are the items that have it; -1 in it fits
+    any value.
     """
     if task.alone:
         return None, task.alone
-    fitting = _fitting(task, condition)
+    fitting = list(range(val_count(task)))
+    if condition is not None and task.conditions:
+        items = items_of(task.val_data, fitting)
+        there = torch.stack([torch.as_tensor(item["condition"]) for item in items]).long()
+        fits = ((there == condition.cpu()) | (condition.cpu() == DROPPED)).all(1)
+        fitting = fits.nonzero().flatten().tolist()
     if not fitting:
         return None, "no numbers of real data: no validation item is what the samples are asked to be"
     found = _measured_items(task, fitting[:count])
@@ -552,16 +518,11 @@ def _measured(factors: Factors, measure: Callable[[Factors], Cell], options: Gri
     except Exception as error:
         if not options.keep_going or is_lost_rank(error):
             raise
-        return Cell(factors, problem=f"failed: {error_line(error)}", kind="failed")
-
-
-def error_line(error: Exception) -> str:
-    """Return an error in one line; one that tauflow does not raise itself with the place where it arose."""
-    said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, TauflowError) or not frames:
-        return said
-    return f"{said} ({Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name})"
+        said = f"failed: {type(error).__name__}: {' '.join(str(error).split())}"
+        if not isinstance(error, TauflowError):
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            said += f" ({Path(frame.filename).name}, line {frame.lineno}, in {frame.name})"
+        return Cell(factors, problem=said, kind="failed")
 
 
 @contextmanager
@@ -736,20 +697,14 @@ class SamplerGrid:
             grid.notes.append(f"all samples were asked for: {grid.task.caption(sampling.condition)}")
         for weight in guidance:
             sampling.model(trained.model, weight, sampling.prompt_for(0))
-        grid._choose_likely()
-        return grid
-
-    def _choose_likely(self) -> None:
-        """Choose the samplers whose nll is measured, and note why others have none."""
-        if not self.sampling.nll_items:
-            return
         without: dict[str, list[str]] = {}
-        for name, sampler in self.samplers.items():
-            without.setdefault(no_nll(sampler, self.model, self.task, self.sampling), []).append(name)
-        self.likely = set(without.pop("", []))
+        for name, sampler in chosen.items() if sampling.nll_items else ():
+            without.setdefault(no_nll(sampler, grid.model, grid.task, sampling), []).append(name)
+        grid.likely = set(without.pop("", []))
         for reason, names in without.items():
-            whose = f" of {', '.join(names)}" if self.likely else ""
-            self.notes.append(f"no nll{whose}: {reason}")
+            whose = f" of {', '.join(names)}" if grid.likely else ""
+            grid.notes.append(f"no nll{whose}: {reason}")
+        return grid
 
     def cells(self) -> list[Factors]:
         """Return the cells, budget by budget."""
@@ -761,7 +716,12 @@ class SamplerGrid:
 
     def run(self, results: Results, options: GridOptions) -> Results:
         """Measure the cells that the results do not have yet, and real data beside them."""
-        self._warn_of_idle_devices()
+        if self.sampling.batches < world_size() and rank() == 0:
+            warnings.warn(
+                f"{self.sampling.batches} batches of samples leave devices idle; lower batch_size to use all "
+                f"{world_size()}",
+                stacklevel=2,
+            )
         adaptive = adaptive_scales(self.samplers.values(), results.scales)
         results.scales = scales(self.task) | nll_scales(self.task) | adaptive
         self._tell(results)
@@ -786,24 +746,21 @@ class SamplerGrid:
 
     def measure(self, factors: Factors, bar: "Progress | None" = None) -> Cell:
         """Measure one cell; a progress bar is told of its batches."""
-        sampler = self.samplers[str(factors["sampler"])]
+        name = str(factors["sampler"])
+        sampler = self.samplers[name]
         batches = len(self.sampling.mine())
-        if factors["sampler"] in self.likely:
+        if name in self.likely:
             batches += len(nll_batches(self.task, self.sampling)[rank() :: world_size()])
         with _line(bar, batches) as advance:
             cell = measure_cell(self.model, self.task, sampler, factors, self.sampling, advance)
-            return self._with_nll(cell, sampler, advance)
-
-    def _with_nll(self, cell: Cell, sampler: Sampler, advance: Callable[[], None]) -> Cell:
-        name = str(cell.factors["sampler"])
-        if name not in self.likely:
-            return cell
-        try:
-            cell = with_nll(cell, self.model, self.task, sampler, self.sampling, advance)
-        except SamplingError as error:  # such as one of a user's own that draws its tokens by itself
-            self.likely.remove(name)
-            self.notes.append(f"no nll of {name}: {error}")
-            return cell
+            if name not in self.likely:
+                return cell
+            try:
+                cell = with_nll(cell, self.model, self.task, sampler, self.sampling, advance)
+            except SamplingError as error:  # such as one of a user's own that draws its tokens by itself
+                self.likely.remove(name)
+                self.notes.append(f"no nll of {name}: {error}")
+                return cell
         count = len(cell.items[NLL])
         if count < self.sampling.nll_items:
             self.notes.append(f"nll is over all {count} validation items: there are no more")
@@ -824,14 +781,6 @@ class SamplerGrid:
             results.note("samples share what is known: compare samplers with each other, not with real data")
         if cell:
             results.add(cell)
-
-    def _warn_of_idle_devices(self) -> None:
-        if self.sampling.batches < world_size() and rank() == 0:
-            warnings.warn(
-                f"{self.sampling.batches} batches of samples leave devices idle; lower batch_size to use all "
-                f"{world_size()}",
-                stacklevel=3,
-            )
 
 
 @contextmanager
@@ -902,7 +851,11 @@ def check(
     if not asked:
         raise SamplingError("nfes holds no budget; name one, such as 32")
     budgets = sorted({positive_int(nfe, "nfe") for nfe in asked})
-    sampling.check_model(model)
+    sampling.model(model)  # refuses a temperature
+    if sampling.prompt is not None:
+        parts = sampling.prompt if isinstance(sampling.prompt, tuple | list) else ()
+        rows = sampling.num_samples if any(getattr(each, "ndim", 1) > 1 for each in parts) else 1
+        check_prompt(sampling.prompt, (rows, model.length), model)
     for nfe, (name, sampler) in product(budgets, samplers.items()):
         try:
             sampler.plan(model.process, model.length, nfe)

@@ -9,7 +9,7 @@ import csv
 import hashlib
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,9 +127,6 @@ def _looks(label: str, base: str) -> Iterator[tuple[str, str, str]]:
                 yield color, MARKERS[(number // 16 + step) % len(MARKERS)], line
 
 
-# Quality against NFE, and how a sample evolves
-
-
 def quality_figure(frame: Frame, metric: str, panel: str = "") -> Figure:
     """Draw a metric against NFE: a line for each row with bars of one standard error, real data dashed."""
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
@@ -164,38 +161,31 @@ def draw_panel(
                 max(floor, points[0][1].value), color="black", linestyle="--", linewidth=1, label=row
             )
         elif points:
-            _line(axes, row, points, looks[row], floor)
+            errors = [
+                each.standard_error if math.isfinite(each.standard_error) else 0.0 for _, each in points
+            ]
+            options: dict[str, Any] = {"label": row, "capsize": 2, "markersize": 4, "linewidth": 1.4}
+            heights = [max(floor, each.value) for _, each in points]
+            axes.errorbar([x for x, _ in points], heights, yerr=errors, **options, **looks[row])
     axes.set(title=panel, xlabel=frame.view.x_name, ylabel=metric)
-    _scale_x(axes, xs, frame.view.x)
-    if logarithmic:
-        axes.set_yscale("log", nonpositive="clip")
-        axes.set_ylim(bottom=floor)
-        if max(positive) / min(positive) < 30:
-            axes.yaxis.set_major_formatter(_plain())
-            axes.yaxis.set_minor_formatter(_plain())
-        if min(values) <= 0:
-            axes.text(0.01, 0.015, "at the lower edge: 0", transform=axes.transAxes, fontsize=8, color="gray")
-    axes.grid(visible=True, which="both", alpha=0.25)
-
-
-def _line(
-    axes: "Axes", row: str, points: list[tuple[float, Measured]], look: dict[str, Any], floor: float
-) -> None:
-    """Draw one line with its errors; values below the floor of a logarithmic axis stand on it."""
-    errors = [each.standard_error if math.isfinite(each.standard_error) else 0.0 for _, each in points]
-    xs = [x for x, _ in points]
-    options: dict[str, Any] = {"label": row, "capsize": 2, "markersize": 4, "linewidth": 1.4} | look
-    axes.errorbar(xs, [max(floor, each.value) for _, each in points], yerr=errors, **options)
-
-
-def _scale_x(axes: "Axes", xs: Sequence[float], name: str) -> None:
-    if xs and min(xs) > 0 and name != "t":
+    if xs and min(xs) > 0 and frame.view.x != "t":
         axes.set_xscale("log")
         if len(xs) <= COLUMNS:
             axes.set_xticks(list(xs), [f"{x:g}" for x in xs])
             axes.xaxis.set_minor_formatter(NullFormatter())
-    elif xs and max(xs) > 0 and name != "t":
+    elif xs and max(xs) > 0 and frame.view.x != "t":
         axes.set_xscale("symlog", linthresh=min(x for x in xs if x > 0))
+    if logarithmic:
+        axes.set_yscale("log", nonpositive="clip")
+        axes.set_ylim(bottom=floor)
+        if max(positive) / min(positive) < 30:
+            for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+                formatter = ScalarFormatter()
+                formatter.set_scientific(False)
+                set_formatter(formatter)
+        if min(values) <= 0:
+            axes.text(0.01, 0.015, "at the lower edge: 0", transform=axes.transAxes, fontsize=8, color="gray")
+    axes.grid(visible=True, which="both", alpha=0.25)
 
 
 def evolution(states: Tensor, num_tokens: int, title: str) -> Figure:
@@ -221,15 +211,6 @@ def evolution(states: Tensor, num_tokens: int, title: str) -> Figure:
     )
     axes.legend(handles=[mark], loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     return figure
-
-
-def _plain() -> ScalarFormatter:
-    formatter = ScalarFormatter()
-    formatter.set_scientific(False)
-    return formatter
-
-
-# Properties of samples: as a table for other programs, and as distributions next to those of real data
 
 
 REAL_ITEMS = 1000  # validation items whose numbers stand for real data
@@ -310,9 +291,6 @@ def numbers_of(table: SampleTable) -> dict[str, np.ndarray]:
         if values and all(isinstance(value, float) for value in values)
     }
     return {name: values[np.isfinite(values)] for name, values in columns.items()}
-
-
-# The files of a finished evaluation
 
 
 FILES = (

@@ -10,8 +10,9 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,6 +23,9 @@ from torch import Tensor
 from tauflow.evaluation.results import Cell, DrawsSamples, Results
 from tauflow.evaluation.tables import View, cell_name, number_text
 from tauflow.tasks import Task
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 TILE = 72  # pixels that the longer side of an image has at least
 GAP = 4  # between images
@@ -40,9 +44,6 @@ AS_TEXT = 4  # images of a cell that samples.txt shows in characters
 IN_TERMINAL = 32  # pixels of the longer side of an image in characters; larger ones are reduced
 
 
-# Mosaics
-
-
 @dataclass(frozen=True)
 class Strip:
     """A line of images.
@@ -57,21 +58,16 @@ class Strip:
     label: str = ""
     captions: Sequence[str] = ()
 
-    @property
-    def scale(self) -> int:
-        """Return the whole number by which small images are enlarged."""
-        return max(1, -(-TILE // max(self.images.shape[1:3])))
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Return the height and width of an enlarged image."""
-        height, width = self.images.shape[1:3]
-        return self.scale * height, self.scale * width
+    @cached_property
+    def tiles(self) -> np.ndarray:
+        """Return the images, small ones enlarged by a whole number."""
+        scale = max(1, -(-TILE // max(self.images.shape[1:3])))
+        return self.images.repeat(scale, 1).repeat(scale, 2)
 
     @cached_property
     def lines(self) -> list[list[str]]:
         """Return the lines of each caption."""
-        return [wrapped(caption, CAPTION, self.size[1]) for caption in self.captions]
+        return [wrapped(caption, CAPTION, self.tiles.shape[2]) for caption in self.captions]
 
     @property
     def above(self) -> int:
@@ -86,6 +82,11 @@ class ImageBlock:
     strips: Sequence[Strip]
     title: str = ""
 
+    @property
+    def height(self) -> int:
+        rows = sum(strip.above + strip.tiles.shape[1] + GAP for strip in self.strips)
+        return (LINE + GAP if self.title else 0) + rows - GAP
+
 
 def mosaic(blocks: Sequence[ImageBlock], across: int = 1) -> Figure:
     """Draw blocks, `across` of them beside each other; those on the right have no labels of their own."""
@@ -93,23 +94,44 @@ def mosaic(blocks: Sequence[ImageBlock], across: int = 1) -> Figure:
     labels = max(text_width(strip.label, LABEL) for strip in strips)
     labels += 2 * GAP if labels else 0
     titles = max(text_width(block.title, TITLE) for block in blocks)
-    widest = max(len(strip.images) * (strip.size[1] + GAP) - GAP for strip in strips)
+    widest = max(len(strip.images) * (strip.tiles.shape[2] + GAP) - GAP for strip in strips)
     column = max(widest, titles - (labels if across == 1 else 0)) + MARGIN
     lines = [blocks[number : number + across] for number in range(0, len(blocks), across)]
-    heights = [max(_height(block) for block in line) + MARGIN for line in lines]
-    size = (MARGIN + sum(heights), MARGIN + labels + column * min(across, len(blocks)))
-    canvas = Canvas(np.full((*size, 3), 255, np.uint8))
+    heights = [max(block.height for block in line) + MARGIN for line in lines]
+    height = MARGIN + sum(heights)
+    width = MARGIN + labels + column * min(across, len(blocks))
+    pixels = np.full((height, width, 3), 255, np.uint8)
+    figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
     y = MARGIN
     for line, below in zip(lines, heights, strict=True):
         for number, block in enumerate(line):
-            canvas.draw(block, MARGIN + labels + number * column, y, labels if number == 0 else 0)
+            x = MARGIN + labels + number * column
+            _draw(block, pixels, axes, x, y, labels if number == 0 else 0)
         y += below
-    return canvas.figure()
+    axes.imshow(pixels, interpolation="nearest", aspect="auto")
+    return figure
 
 
-def _height(block: ImageBlock) -> int:
-    rows = sum(strip.above + strip.size[0] + GAP for strip in block.strips)
-    return (LINE + GAP if block.title else 0) + rows - GAP
+def _draw(block: ImageBlock, pixels: np.ndarray, axes: "Axes", x: int, y: int, labels: int) -> None:
+    """Draw a block whose images begin at (x, y), with labels in so many pixels left of them."""
+    write = partial(axes.text, va="top", parse_math=False)
+    if block.title:
+        write(x - labels, y, block.title, fontsize=TITLE)
+        y += LINE + GAP
+    for strip in block.strips:
+        y += strip.above
+        height, width = strip.tiles.shape[1:3]
+        for number, tile in enumerate(strip.tiles):
+            left = x + number * (width + GAP)
+            pixels[y : y + height, left : left + width] = tile
+            for line, text in enumerate(reversed(strip.lines[number]) if strip.captions else ()):
+                top = y - LINE - line * CAPTION_LINE
+                write(left + width / 2, top, text, fontsize=CAPTION, ha="center")
+        if labels:
+            write(x - 2 * GAP, y + height / 2, strip.label, fontsize=LABEL, ha="right", va="center")
+        y += height + GAP
 
 
 def text_width(text: str, points: float) -> int:
@@ -139,50 +161,6 @@ def wrapped(text: str, points: float, width: int) -> list[str]:
         else:
             lines.append(word)
     return [shortened(line, points, width) for line in lines]
-
-
-class Canvas:
-    """Pixels, and texts that will be written over them."""
-
-    def __init__(self, pixels: np.ndarray):
-        self.pixels = pixels
-        self.texts: list[tuple[float, float, str, dict[str, object]]] = []
-
-    def draw(self, block: ImageBlock, x: int, y: int, labels: int) -> None:
-        """Draw a block whose images begin at (x, y), with labels in so many pixels left of them."""
-        if block.title:
-            self._write(x - labels, y, block.title, fontsize=TITLE)
-            y += LINE + GAP
-        for strip in block.strips:
-            y += strip.above
-            height, width = strip.size
-            for number, image in enumerate(strip.images):
-                left = x + number * (width + GAP)
-                tile = image.repeat(strip.scale, 0).repeat(strip.scale, 1)
-                self.pixels[y : y + height, left : left + width] = tile
-                for line, text in enumerate(reversed(strip.lines[number]) if strip.captions else ()):
-                    top = y - LINE - line * CAPTION_LINE
-                    self._write(left + width / 2, top, text, fontsize=CAPTION, ha="center")
-            if labels:
-                self._write(x - 2 * GAP, y + height / 2, strip.label, fontsize=LABEL, ha="right", va="center")
-            y += height + GAP
-
-    def _write(self, x: float, y: float, text: str, **look: object) -> None:
-        self.texts.append((x, y, text, {"va": "top", "parse_math": False} | look))
-
-    def figure(self) -> Figure:
-        """Return a figure with as many pixels as there are here."""
-        height, width = self.pixels.shape[:2]
-        figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set_axis_off()
-        axes.imshow(self.pixels, interpolation="nearest", aspect="auto")
-        for x, y, text, look in self.texts:
-            axes.text(x, y, text, **look)  # type: ignore[arg-type]  # options of several types
-        return figure
-
-
-# Texts, and images as characters
 
 
 def samples_of(cell: Cell, task: Task) -> Samples:
@@ -269,17 +247,9 @@ def print_samples(cell: Cell, results: Results, task: Task) -> None:
 def _blocks(image: np.ndarray) -> str:
     """Return an image (H, W, 3) as half blocks in 24-bit color: two rows of pixels in a line."""
     even = np.pad(image, ((0, len(image) % 2), (0, 0), (0, 0)))
-    lines = []
-    for upper, lower in zip(even[::2], even[1::2], strict=True):
-        cells = [
-            f"\x1b[38;2;{a[0]};{a[1]};{a[2]}m\x1b[48;2;{b[0]};{b[1]};{b[2]}m▀"
-            for a, b in zip(upper, lower, strict=True)
-        ]
-        lines.append("".join(cells) + "\x1b[0m")
-    return "\n".join(lines)
-
-
-# Figures of images
+    pairs = np.concatenate([even[::2], even[1::2]], -1)  # (H / 2, W, 6)
+    block = "\x1b[38;2;{};{};{}m\x1b[48;2;{};{};{}m▀"
+    return "\n".join("".join(block.format(*pixel) for pixel in line) + "\x1b[0m" for line in pairs)
 
 
 def shows_images(task: Task) -> bool:
@@ -306,7 +276,10 @@ def samples_figure(cells: Sequence[Cell], task: Task, given: Known | None = None
     cells = list(found.values())
     first = []
     if given is not None and shows_only_images(task):
-        first = [ImageBlock([_given(given, task)], "given")]
+        tokens, known = given
+        covered = torch.where(known, tokens, task.num_tokens)
+        strip = Strip(_images(torch.stack([covered, tokens]), task), captions=["known", "the image"])
+        first = [ImageBlock([strip], "given")]
     if len({(cell.factors["sampler"], cell.factors["nfe"]) for cell in cells}) == 1:
         blocks = [ImageBlock(_rows(cell, task), name + _asked(cell, task)) for name, cell in found.items()]
         most = max(len(strip.images) for block in blocks for strip in block.strips)
@@ -318,15 +291,8 @@ def samples_figure(cells: Sequence[Cell], task: Task, given: Known | None = None
     return mosaic(first)
 
 
-def _given(given: Known, task: Task) -> Strip:
-    """Return what was given to complete: as it is known, and all of it."""
-    tokens, known = given
-    covered = torch.where(known, tokens, task.num_tokens)
-    return Strip(_images(torch.stack([covered, tokens]), task), captions=["known", "the image"])
-
-
 def _asked(cell: Cell, task: Task) -> str:
-    """Return the end of a title: what the samples were asked to be, if all were asked for the same."""
+    """Return the end of a title: what all samples were asked to be, if it is the same."""
     names = set(captions_of(cell, task))
     return f", {names.pop()}" if len(names) == 1 else ""
 

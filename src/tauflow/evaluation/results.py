@@ -41,9 +41,6 @@ SAMPLE_FILES = ("samples.png", "evolution.png", "properties.png", "samples.csv")
 WRITTEN = ".written"  # lists the sample files that the last call wrote to a folder, with their digests
 
 
-# Methods that a task may have
-
-
 @runtime_checkable
 class DrawsSamples(Protocol):
     """A task that shows texts and has an image of each."""
@@ -74,9 +71,6 @@ def join_tables(tables: Mapping[int, SampleTable]) -> SampleTable:
     parts = {number: table for each in everywhere for number, table in each.items()}
     names = parts[min(parts)] if parts else {}
     return {name: [value for number in sorted(parts) for value in parts[number][name]] for name in names}
-
-
-# Measurements
 
 
 @dataclass(frozen=True)
@@ -244,7 +238,12 @@ class Results:
         if not path.exists():
             raise TauflowError(f"File not found: {path}. Choose a folder with results.")
         try:
-            return _results_from(json.loads(path.read_bytes()))
+            values = json.loads(path.read_bytes())
+            if values.pop("format") != FORMAT:
+                raise ValueError(f"its format isn't {FORMAT}")
+            scales = {name: Scale(**scale) for name, scale in values.pop("scales").items()}
+            cells = [_cell_from(entry) for entry in values.pop("cells")]
+            return cls(**values, scales=scales, cells=cells)
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise TauflowError(
                 f"{path} has no results that this version can read ({first_line(error)}). Remove it to start "
@@ -262,10 +261,7 @@ def _cell_text(cell: Cell) -> str:
         entry |= {"problem": cell.problem, "kind": cell.kind}
     if cell.shown:
         entry["shown"] = {"tokens": cell.shown.tokens, "condition": cell.shown.condition}
-    if cell.items:
-        entry["items"] = cell.items
-    if cell.table:
-        entry["table"] = cell.table
+    entry |= {name: value for name, value in (("items", cell.items), ("table", cell.table)) if value}
     lines = []
     for record in cell.records:
         extra = {name: value for name, value in record.factors.items() if cell.factors.get(name) != value}
@@ -280,14 +276,6 @@ def _cell_text(cell: Cell) -> str:
     return f'  {text}, "records": [\n   {rows}\n  ]}}' if lines else f'  {text}, "records": []}}'
 
 
-def _results_from(values: dict[str, Any]) -> Results:
-    if values.pop("format") != FORMAT:
-        raise ValueError(f"its format isn't {FORMAT}")
-    scales = {name: Scale(**scale) for name, scale in values.pop("scales").items()}
-    cells = [_cell_from(entry) for entry in values.pop("cells")]
-    return Results(**values, scales=scales, cells=cells)
-
-
 def _cell_from(entry: dict[str, Any]) -> Cell:
     factors = entry["factors"]
     records = []
@@ -296,18 +284,13 @@ def _cell_from(entry: dict[str, Any]) -> Cell:
         value, error, *rest = map(number, numbers)
         more = [None if math.isnan(each) else each for each in rest]
         records.append(Record(factors | extra, metric, Measured(value, error, *more)))
-    shown = entry.get("shown")
-    items = entry.get("items") or {}
-    table = entry.get("table") or {}
-    return Cell(
-        factors,
-        records,
-        Shown(**shown) if shown else None,
-        entry.get("problem") or "",
-        entry.get("kind") or "",
-        {name: [number(each) for each in values] for name, values in items.items()},
-        {name: [math.nan if each is None else each for each in values] for name, values in table.items()},
-    )
+    shown = Shown(**entry["shown"]) if entry.get("shown") else None
+    items = {name: list(map(number, values)) for name, values in entry.get("items", {}).items()}
+    table: SampleTable = {
+        name: [math.nan if each is None else each for each in values]
+        for name, values in entry.get("table", {}).items()
+    }
+    return Cell(factors, records, shown, entry.get("problem", ""), entry.get("kind", ""), items, table)
 
 
 def number(value: float | str | None) -> float:
@@ -421,8 +404,7 @@ def _written(folder: Path) -> set[str]:
 
 def _continued(folder: Path, name: str, settings: dict[str, Any], grows: Sequence[str]) -> Results:
     """Return the results in a folder with its settings and the new ones, or new results."""
-    path = folder / FILE
-    if not path.exists():
+    if not (folder / FILE).exists():
         return Results(name, settings)
     results = Results.read(folder)
     old = results.settings

@@ -10,14 +10,15 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from itertools import product
 from typing import TYPE_CHECKING
 
 from tauflow.errors import printable
-from tauflow.evaluation.results import REAL, Cell, Factor, Factors, Measured, Results, Scale
+from tauflow.evaluation.results import REAL, Factor, Factors, Measured, Results, Scale
 from tauflow.samplers.registry import spec_name
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    pass
 
 
 WORDS = {
@@ -44,13 +45,9 @@ class View:
 
     def label(self, factors: Factors, names: Sequence[str]) -> str:
         """Return the values of some factors in words."""
-        words = []
-        for name in names:
-            if name in factors:
-                value = factors[name]
-                text = value if isinstance(value, str) else f"{value:g}"
-                words.append(WORDS.get(name, "{}").format(text))
-        return ", ".join(words)
+        there = [(name, factors[name]) for name in names if name in factors]
+        texts = [(name, each if isinstance(each, str) else f"{each:g}") for name, each in there]
+        return ", ".join(WORDS.get(name, "{}").format(text) for name, text in texts)
 
 
 def cell_name(factors: Factors) -> str:
@@ -81,7 +78,7 @@ class Frame:
             if row not in rows:
                 rows.append(row)
             self._names[row] = spec_name(str(record.factors.get("sampler", row)))
-        self._problems: list[tuple[str, str, Cell]] = []
+        self.problems: dict[str, dict[tuple[str, Factor | None], str]] = {}  # panel -> (row, x) -> kind
         for cell in results.cells:
             panel = self.view.label(cell.factors, self.view.panel)
             row = self.view.label(cell.factors, self.view.row)
@@ -89,22 +86,11 @@ class Frame:
             for metric, numbers in cell.items.items():
                 self._items.setdefault((panel, row, metric), {})[pair] = numbers
             if cell.problem:
-                self._problems.append((panel, row, cell))
+                self.problems.setdefault(panel, {})[row, cell.factors.get(self.view.x)] = cell.kind
 
     def names(self, rows: Iterable[str]) -> dict[str, str]:
         """Return the name of the sampler of each row, without its options."""
         return {row: self._names.get(row, row) for row in rows}
-
-    def problem_rows(self, panel: str) -> list[str]:
-        """Return the rows of a panel that have a cell without numbers."""
-        return list(dict.fromkeys(row for place, row, _ in self._problems if place == panel))
-
-    def problem(self, panel: str, row: str, x: float) -> str:
-        """Return in a word why a cell has no numbers, `failed` or `skipped`; nothing if it has some."""
-        for place, name, cell in self._problems:
-            if (place, name) == (panel, row) and cell.factors.get(self.view.x) == x:
-                return cell.kind
-        return ""
 
     @property
     def panels(self) -> list[str]:
@@ -179,9 +165,6 @@ class Frame:
         return [row for row, value in values.items() if value == best]
 
 
-# Text
-
-
 FILE_WIDTH = 200  # of tables that are printed to a file
 COLUMNS = 10  # of a table; a longer series is thinned out
 COST = {"counted_nfe": "evaluations", "forwards": "forwards", "samples": "samples"}
@@ -248,12 +231,8 @@ def tables_of(frame: Frame, panel: str, emphasis: str) -> list[TextTable]:
 
 def _has_numbers(frame: Frame, panel: str, metric: str) -> bool:
     """Return whether samples have this metric: the error rate of a label nobody asked for has no value."""
-    found = [
-        frame.measured(panel, row, x, metric)
-        for row in frame.rows(panel, metric)
-        for x in frame.xs(panel, metric)
-        if row != REAL
-    ]
+    rows = [row for row in frame.rows(panel, metric) if row != REAL]
+    found = [frame.measured(panel, row, x, metric) for row in rows for x in frame.xs(panel, metric)]
     return any(each is not None and not math.isnan(each.value) for each in found)
 
 
@@ -264,7 +243,7 @@ def _metric_table(frame: Frame, panel: str, metric: str, emphasis: str) -> TextT
     title = f"{metric} by {frame.view.x_name}, {way}, ± one standard error{over}"
     rows = [
         [row, *(_cell(frame, panel, row, x, metric, emphasis) for x in xs)]
-        for row in samplers_first([*frame.rows(panel, metric), *frame.problem_rows(panel)])
+        for row in _all_rows(frame, panel, frame.rows(panel, metric))
     ]
     return TextTable(f"{panel}: {title}" if panel else title, ["sampler", *(f"{x:g}" for x in xs)], rows)
 
@@ -281,10 +260,10 @@ def _paired_table(frame: Frame, panel: str, metric: str) -> TextTable:
 
 
 def _side_by_side(frame: Frame, panel: str, x: float, metrics: list[str], emphasis: str) -> TextTable:
-    rows = [row for metric in metrics for row in frame.rows(panel, metric)] + frame.problem_rows(panel)
+    rows = [row for metric in metrics for row in frame.rows(panel, metric)]
     lines = [
         [row, *(_cell(frame, panel, row, x, metric, emphasis) for metric in metrics)]
-        for row in samplers_first(rows)
+        for row in _all_rows(frame, panel, rows)
     ]
     arrows = {"higher": "↑", "lower": "↓", "near real data": "≈"}
     header = ["sampler", *(f"{metric} {arrows[direction(frame, metric)]}" for metric in metrics)]
@@ -293,9 +272,10 @@ def _side_by_side(frame: Frame, panel: str, x: float, metrics: list[str], emphas
     return TextTable(f"{panel}: {title}" if panel else title, header, lines)
 
 
-def samplers_first(rows: Iterable[str]) -> list[str]:
-    """Return the rows, each once, with real data at the end."""
-    return sorted(dict.fromkeys(rows), key=lambda row: row == REAL)
+def _all_rows(frame: Frame, panel: str, rows: list[str]) -> list[str]:
+    """Return the rows and those that only have problems, each once, with real data at the end."""
+    without = [row for row, _ in frame.problems.get(panel, {})]
+    return sorted(dict.fromkeys([*rows, *without]), key=lambda row: row == REAL)
 
 
 def direction(frame: Frame, metric: str) -> str:
@@ -307,27 +287,24 @@ def direction(frame: Frame, metric: str) -> str:
 def _cell(frame: Frame, panel: str, row: str, x: float, metric: str, emphasis: str) -> str:
     text = number_text(frame.measured(panel, row, x, metric))
     if not text:
-        return frame.problem(panel, row, x)
+        return frame.problems.get(panel, {}).get((row, x), "")
     return emphasis.format(text) if row in frame.best(panel, x, metric) else text
 
 
 def cost_table(frame: Frame, panel: str) -> list[str]:
     """Return the lines of a table of what samples cost."""
-    rows = [row for row in frame.rows(panel, "ms_per_sample") if row != REAL]
+    rows = frame.rows(panel, "ms_per_sample")
     if not rows:
         return []
     lines = [f"| sampler | {frame.view.x_name} | {' | '.join(COST.values())} | ms/sample | in network |"]
     lines.append("|---" * (len(COST) + 4) + "|")
-    for row in rows:
-        for x in frame.xs(panel, "ms_per_sample"):
-            time = frame.measured(panel, row, x, "ms_per_sample")
-            share = frame.measured(panel, row, x, "network_share")
-            if time and share:
-                counts = [frame.measured(panel, row, x, name) for name in COST]
-                words = [f"{each.value:g}" if each else "" for each in counts]
-                lines.append(
-                    f"| {row} | {x:g} | {' | '.join(words)} | {time.value:.1f} | {share.value:.0%} |"
-                )
+    for row, x in product(rows, frame.xs(panel, "ms_per_sample")):
+        time, share, *counts = (
+            frame.measured(panel, row, x, name) for name in ("ms_per_sample", "network_share", *COST)
+        )
+        if time and share:
+            words = [f"{each.value:g}" if each else "" for each in counts]
+            lines.append(f"| {row} | {x:g} | {' | '.join(words)} | {time.value:.1f} | {share.value:.0%} |")
     return ["Cost\n", *lines, ""]
 
 
@@ -340,6 +317,8 @@ def remarks(results: Results) -> list[str]:
 def print_results(results: Results, view: View | None = None) -> None:
     """Print results in the terminal: the tables, then the notes."""
     from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table as RichTable
 
     frame = Frame(results, view)
     console = Console()
@@ -347,7 +326,14 @@ def print_results(results: Results, view: View | None = None) -> None:
         console = Console(width=FILE_WIDTH)  # nothing is wrapped in a file
     for panel in frame.panels:
         for table in tables_of(frame, panel, "[bold]{}[/bold]"):
-            _print_table(console, table)
+            table = turned(table, console.width)
+            console.print(f"\n[italic]{escape(table.title)}[/italic]", highlight=False, soft_wrap=True)
+            printed = RichTable(table.header[0])
+            for name in table.header[1:]:
+                printed.add_column(name, justify="right", overflow="fold")
+            for name, *row in table.rows:
+                printed.add_row(escape(name), *row)
+            console.print(printed)
     for line in remarks(results):
         console.print(line, markup=False, highlight=False)
 
@@ -361,18 +347,3 @@ def turned(content: TextTable, width: int) -> TextTable:
         return content
     header, *rows = [list(column) for column in zip(*lines, strict=True)]
     return TextTable(content.title, ["metric", *header[1:]], rows)
-
-
-def _print_table(console: "Console", content: TextTable) -> None:
-    from rich.markup import escape
-    from rich.table import Table as RichTable
-
-    content = turned(content, console.width)
-    console.print(f"\n[italic]{escape(content.title)}[/italic]", highlight=False, soft_wrap=True)
-    table = RichTable()
-    table.add_column(content.header[0])
-    for name in content.header[1:]:
-        table.add_column(name, justify="right", overflow="fold")
-    for name, *row in content.rows:
-        table.add_row(escape(name), *row)
-    console.print(table)

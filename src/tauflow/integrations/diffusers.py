@@ -70,7 +70,6 @@ class TauflowScheduler(SchedulerMixin, ConfigMixin):
         self.register_to_config(sampler=str(self.sampler))
         self.schedule = schedule
         self._driven: Driven | None = None
-        self._given: tuple[torch.Generator, float] | None = None
         self._expected = 0
         self.set_timesteps(48)
 
@@ -105,18 +104,12 @@ class TauflowScheduler(SchedulerMixin, ConfigMixin):
         number = int(timestep)
         given = (torch.default_generator if generator is None else generator, temperature or 1.0)
         if number == 0:
-            _check_canvas(model_output, sample)
             process = Mixture(Uniform(model_output.shape[-1]), self.schedule)
             self._driven = Driven(self.sampler, process, sample, self.num_inference_steps, *given)
-            self._given = given
             self._expected = 0
         if self._driven is None or number != self._expected:
             raise SamplingError(
                 f"Steps of a canvas must be 0, 1, 2, ... in order, got {number} instead of {self._expected}."
-            )
-        if given != self._given:
-            raise SamplingError(
-                f"A canvas must have one generator and temperature, but step {number} has others than step 0."
             )
         self._expected += 1
         if not self._driven.done:
@@ -124,17 +117,6 @@ class TauflowScheduler(SchedulerMixin, ConfigMixin):
         if not return_dict:
             return sample, model_output
         return TauflowSchedulerOutput(sample, model_output)
-
-
-def _check_canvas(logits: Tensor, x: Tensor) -> None:
-    """Raise an error unless x (B, D) are tokens of the logits (B, D, V)."""
-    if not logits.is_floating_point() or x.dtype != torch.long or logits.shape[:-1] != x.shape:
-        raise SamplingError(
-            "The scheduler needs floating-point logits (B, D, V) and an integer canvas (B, D), got "
-            f"{logits.dtype} {tuple(logits.shape)} and {x.dtype} {tuple(x.shape)}."
-        )
-    if not bool(((x >= 0) & (x < logits.shape[-1])).all()):
-        raise SamplingError(f"Tokens of the canvas must be from 0 to {logits.shape[-1] - 1}.")
 
 
 def _answer(driven: Driven, logits: Tensor, x: Tensor) -> Tensor:

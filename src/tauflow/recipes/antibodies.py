@@ -26,7 +26,7 @@ from tauflow.errors import CheckpointError, SettingsError, shorten
 from tauflow.recipes import masked_lms
 from tauflow.recipes.language import Language, TextTokens, resized
 from tauflow.recipes.masked_lms import build_native, keep_settings
-from tauflow.recipes.recipe import INSTALL, Config, Loaded, Recipe
+from tauflow.recipes.recipe import Config, Loaded, Recipe
 from tauflow.samplers import Prompt
 from tauflow.tasks.metrics import SampleMean, SampleMetric, joined, standard_error
 from tauflow.tasks.sequences.metrics import Texts, Unique
@@ -127,10 +127,8 @@ def _load_sapiens(path: Path) -> Any:
     The checkpoint is a pickle of tensors and of a plain argparse.Namespace, so torch reads it with
     `weights_only` and that one additional class.
     """
-    try:
-        from transformers import RobertaConfig, RobertaForMaskedLM
-    except ImportError:
-        raise SettingsError(f"Sapiens needs more packages: {INSTALL}") from None
+    from transformers import RobertaConfig, RobertaForMaskedLM
+
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
@@ -258,7 +256,11 @@ class HeavyChains(Language):
                     f"Sapiens reads at most {self._sapiens.max_length} residues, got {self.length}; draw "
                     "fewer, or remove the judge"
                 )
-            metrics[f"ppl_{SAPIENS}"] = Perplexity(corpus_perplexity, self._score_open)
+            score = self._sapiens.score
+            places = self.open.tolist()
+            metrics[f"ppl_{SAPIENS}"] = Perplexity(
+                corpus_perplexity, lambda tokens: score(self.texts(tokens), places)
+            )
         metrics |= self._chain_metrics()
         metrics |= {"identity": PairwiseIdentity(self.open), "unique": Unique(self.texts)}
         return MetricCollection(metrics, compute_groups=False)
@@ -272,10 +274,6 @@ class HeavyChains(Language):
             raise SettingsError(f"the judge of heavy chains is {SAPIENS}, got {names!r}")
         self._sapiens = Sapiens(device)
         self.primary_metric = f"ppl_{SAPIENS}"
-
-    def _score_open(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        assert self._sapiens is not None
-        return self._sapiens.score(self.texts(tokens), self.open.tolist())
 
 
 # AntiBERTy
@@ -294,11 +292,9 @@ def _assemble(loaded: Loaded) -> Trained:
     """Build the model and the task of heavy chains; residues are capital letters."""
     from transformers import BertTokenizer
 
-    there = [each for each in (loaded.folder, loaded.folder.parent) if (each / VOCABULARY).is_file()]
-    if not there:
-        raise CheckpointError(f"neither {loaded.folder} nor the folder above it has a {VOCABULARY}")
-    trained = masked_lms.assemble(dataclasses.replace(loaded, folder=there[0]))
-    tokenizer = BertTokenizer.from_pretrained(there[0], do_lower_case=False, local_files_only=True)
+    folder = loaded.folder if (loaded.folder / VOCABULARY).is_file() else loaded.folder.parent
+    trained = masked_lms.assemble(dataclasses.replace(loaded, folder=folder))
+    tokenizer = BertTokenizer.from_pretrained(folder, do_lower_case=False, local_files_only=True)
     language = cast(Language, trained.task)
     text = TextTokens(tokenizer, language.text.ids, masked_lms.AMINO_ACIDS)
     task = HeavyChains(text, context=language.context)

@@ -50,7 +50,6 @@ class Encoded(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of keys and values."""
         return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.cache.layers)
 
     def starts(self, ids: Tensor, real: Tensor) -> bool:
@@ -78,7 +77,6 @@ class EncodedPrompts:
         self._starting = False
 
     def __len__(self) -> int:
-        """Return how many batches of prompts are kept."""
         return len(self._kept)
 
     def get_cache(self, ids: Tensor, real: Tensor, starting: bool) -> Any:
@@ -90,28 +88,16 @@ class EncodedPrompts:
         self._run += starting and not self._starting
         self._starting = starting
         if not starting:
-            self._drop([key for key, each in self._kept.items() if each.run < self._run])
+            for old in [key for key, each in self._kept.items() if each.run < self._run]:
+                del self._kept[old]
         key = b"".join([str(ids.shape).encode(), _to_bytes(ids), _to_bytes(real)])
         if key not in self._kept:
             self._kept[key] = Encoded(ids, real, self._encode(ids, real), self._run)
-            self._drop(self._list_oldest())
+            while len(self._kept) > 1 and sum(each.nbytes for each in self._kept.values()) > MAX_CACHE:
+                self._kept.popitem(last=False)
         self._kept[key] = self._kept[key]._replace(run=self._run)
         self._kept.move_to_end(key)
         return self._kept[key].cache
-
-    def _drop(self, keys: list[bytes]) -> None:
-        for key in keys:
-            del self._kept[key]
-
-    def _list_oldest(self) -> list[bytes]:
-        """Return the oldest batches that don't fit next to later ones; the last is needed now."""
-        left = MAX_CACHE
-        keys = []
-        for number, (key, each) in enumerate(reversed(self._kept.items())):
-            left -= each.nbytes
-            if number and left < 0:
-                keys.append(key)
-        return keys
 
     @torch.no_grad()
     def _encode(self, ids: Tensor, real: Tensor) -> Any:
@@ -278,10 +264,6 @@ def released_config(config: Config, files: Mapping[str, Config]) -> Config:
     for part in (config, config["text_config"]):
         if not part.get("tie_word_embeddings", True):
             raise CheckpointError("tie_word_embeddings must be true for DiffusionGemma.")
-    if config["text_config"].get("bos_token_id", 2) is None:
-        raise CheckpointError("bos_token_id must be an id, since it's the empty prompt, got null.")
-    if int(config["canvas_length"]) < 1:
-        raise CheckpointError(f"canvas_length must be at least 1, got {config['canvas_length']}.")
     return keep_settings(config)
 
 
@@ -292,7 +274,7 @@ def assemble(loaded: Loaded) -> Trained:
     canvas = settings.canvas_length
     tokenizer = read_tokenizer(loaded.folder, loaded.recipe.tokenizer)
     columns = min(MAX_COLUMNS, text.max_position_embeddings - canvas)
-    if columns < 1:
+    if min(canvas, columns) < 1:
         raise CheckpointError(
             f"max_position_embeddings must hold a prompt and a canvas of {canvas} tokens, got "
             f"{text.max_position_embeddings}. Use the config.json that belongs to the model."
@@ -303,7 +285,7 @@ def assemble(loaded: Loaded) -> Trained:
         ends = [*(said if isinstance(said, list) else [said]), *ends]
     known = dict.fromkeys(each for each in ends if each is not None and 0 <= each < text.vocab_size)
     begin, _ = find_frame(loaded, tokenizer)
-    texts = TextTokens(tokenizer, Ids.all_but(None, text.vocab_size), begin=begin)
+    texts = TextTokens(tokenizer, Ids(range(text.vocab_size), text.vocab_size), begin=begin)
     task = Canvases(columns, texts, canvas, tuple(known), canvas, canvas)
     process = Mixture(Uniform(text.vocab_size), loaded.recipe.schedule)
     return Trained(Model(DiffusionGemmaNetwork(loaded.host, columns), process, task.shape), task)

@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 from torch import Tensor
@@ -25,7 +26,6 @@ from tauflow.untrusted import check_regular, read_tensors
 
 SETTINGS = Path(".hydra", "config.yaml")
 CHECKPOINT = Path("checkpoints", "checkpoint.pth")
-MAX_SETTINGS = 2**20  # bytes
 EMBEDDING = "vocab_embed.weight"
 IS_MASKED = {"mask": True, "uniform": False}
 
@@ -81,15 +81,9 @@ def _read_settings(path: Path) -> Config:
     """Return the settings of a run that are needed."""
     check_regular(path)
     try:
-        if path.stat().st_size > MAX_SETTINGS:
-            raise ValueError(f"it has more than {MAX_SETTINGS} bytes")
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
         return {"model": dict(found["model"]), "flow": dict(found["flow"])}
-    except OSError:
-        raise CheckpointError(
-            f"{path} can't be read. Pass the folder of a run of flow_matching's text example."
-        ) from None
-    except (ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError) as error:
         raise CheckpointError(
             f"{path} isn't from a run of flow_matching: {type(error).__name__} {shorten(str(error))}"
         ) from None
@@ -98,10 +92,10 @@ def _read_settings(path: Path) -> Config:
 def _read_weights(path: Path) -> dict[str, Tensor]:
     """Return the weights of a pickle with plain data."""
     found = read_tensors(path, released=True)
-    held = found.get("model") if isinstance(found, dict) else None
-    if not isinstance(held, dict) or not all(isinstance(each, Tensor) for each in held.values()):
-        raise CheckpointError(f"{path} must have weights by name under 'model'. Pass the folder of a run.")
-    weights = {str(name): weight.detach().contiguous() for name, weight in held.items()}
-    if not any(name.endswith(EMBEDDING) and weight.ndim == 2 for name, weight in weights.items()):
-        raise CheckpointError(f"{path} must have the weight {EMBEDDING}: it's from another model.")
-    return weights
+    held: Any = found.get("model") if isinstance(found, dict) else None
+    plain = isinstance(held, dict) and all(isinstance(each, Tensor) for each in held.values())
+    if not plain or not any(str(name).endswith(EMBEDDING) for name in held):
+        raise CheckpointError(
+            f"{path} must have weights by name under 'model', such as {EMBEDDING}. Pass the folder of a run."
+        )
+    return {str(name): weight.detach().contiguous() for name, weight in held.items()}

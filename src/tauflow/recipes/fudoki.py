@@ -85,9 +85,6 @@ class Prompts:
 
     @classmethod
     def read(cls, path: Path, framing: Framing, num_ids: int) -> "Prompts":
-        """Read a tokenizer.json."""
-        if not path.is_file():
-            raise CheckpointError(f"{path.parent} has no {path.name}, which prompts need. Download it again.")
         with blame_tokenizer(f"{path} can't be read"):
             text = path.read_text(encoding="utf-8")
             check_tokenizer(text)
@@ -106,20 +103,12 @@ class Prompts:
         """Return the row (C,) of a prompt."""
         if not text.strip():
             raise SettingsError("The prompt must not be empty. Describe the image, such as: a red cube.")
-        try:
-            text.encode()
-        except UnicodeError:
-            raise SettingsError(f"The prompt must be valid Unicode (UTF-8), got {text!a}.") from None
         with blame_tokenizer("The model's tokenizer can't encode the prompt"):
             ids = self._frame(text.strip())
         if len(ids) > self.framing.length:
             raise SettingsError(
                 f"The prompt must have at most {self.framing.length} tokens with its frame, got {len(ids)}. "
                 "Shorten it."
-            )
-        if max(ids) >= self.num_ids:
-            raise SettingsError(
-                f"The tokenizer has the id {max(ids)}, the model only {self.num_ids} ids. {OTHER_TOKENIZER}"
             )
         return self._pad(ids)
 
@@ -190,7 +179,6 @@ class TextToImage(Task):
 
     @property
     def tokenizer(self) -> Any:
-        """Return the tokenizer of prompts."""
         return self.prompts.tokenizer
 
     def setup(self, stage: str | None = None) -> None:
@@ -364,14 +352,8 @@ def assemble(loaded: Loaded) -> Trained:
 def released_config(config: Config, files: Mapping[str, Config]) -> Config:
     """Return the settings of the released checkpoint as `FudokiHost` reads them."""
     image = config["gen_vision_config"]["params"]
-    kind = config["gen_vision_config"].get("cls", "VQ-16")
-    if kind != "VQ-16":
-        raise CheckpointError(f"The VQ model must be VQ-16, got {kind}.")
     sizes = VQ_16 | image
-    tokens = int(files["processor_config.json"].get("num_image_tokens", 576))
-    side = math.isqrt(tokens)
-    if side**2 != tokens:
-        raise CheckpointError(f"num_image_tokens in processor_config.json must be a square, got {tokens}.")
+    side = math.isqrt(int(files["processor_config.json"].get("num_image_tokens", 576)))
     aligner = config["gen_aligner_config"]["params"]
     head = config["gen_head_config"]["params"]
     text = {name: value for name, value in config["language_config"].items() if name in TEXT_SIZES}

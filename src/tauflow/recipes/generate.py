@@ -126,9 +126,7 @@ def generate(
         [' Paris, and the capital of Italy is Rome']
     """
     task = _language_task(trained)
-    encoded = [
-        task.text.add_begin(task.text.encode(_write(prompt, task))) for prompt in _list_prompts(prompts)
-    ]
+    encoded = [task.text.add_begin(task.text.encode(text)) for text in _list_texts(prompts, task)]
     length, size = _choose_sizes(task, encoded, max_new_tokens, block)
     check_blocks(length, size, nfe)
     chosen = sampler_from(sampler, trained.model)
@@ -240,7 +238,7 @@ class PromptsAsConditions:
     """Prompts as conditions. New tokens become a part of them when the next block is sampled."""
 
     model: Model
-    task: Language
+    task: Any  # with `row`, which makes a condition of tokens
     prompts: list[list[int]]
     adjust: "Adjustments"
 
@@ -304,29 +302,23 @@ def _language_task(trained: Any) -> Language:
     return task
 
 
-def _list_prompts(prompts: Any) -> list[Any]:
-    if isinstance(prompts, str) or _is_conversation(prompts):
-        return [prompts]
-    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes) or not len(prompts):
-        raise SettingsError(f"prompts must be texts or conversations, got {shorten(repr(prompts))}.")
-    return list(prompts)
+def _list_texts(prompts: Any, task: Language) -> list[str]:
+    """Return each prompt as the text that the model continues."""
+    one = isinstance(prompts, str) or _is_conversation(prompts)
+    given = [prompts] if one else prompts
+    right = isinstance(given, Sequence) and not isinstance(given, bytes) and len(given) > 0
+    if not right or not all(isinstance(prompt, str) or _is_conversation(prompt) for prompt in given):
+        raise SettingsError(
+            'prompts must be texts, or conversations of messages such as {"role": "user", "content": "Hi"}, '
+            f"got {shorten(repr(prompts))}."
+        )
+    return [prompt if isinstance(prompt, str) else task.chat(list(map(dict, prompt))) for prompt in given]
 
 
 def _is_conversation(prompt: Any) -> bool:
     if not isinstance(prompt, Sequence) or not len(prompt):
         return False
     return all(isinstance(message, Mapping) for message in prompt)
-
-
-def _write(prompt: Any, task: Language) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    if _is_conversation(prompt):
-        return task.chat([dict(message) for message in prompt])
-    raise SettingsError(
-        'A prompt must be a text or a list of messages such as {"role": "user", "content": "Hi"}, got '
-        f"{shorten(repr(prompt))}."
-    )
 
 
 def _choose_sizes(

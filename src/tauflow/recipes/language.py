@@ -22,11 +22,11 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from tauflow.denoise import DROPPED
-from tauflow.errors import CheckpointError, SamplingError, SettingsError, shorten
+from tauflow.errors import CheckpointError, SettingsError, shorten
 from tauflow.networks import Network
 from tauflow.recipes.recipe import INSTALL, Loaded
 from tauflow.samplers import Prompt
-from tauflow.samplers.run import unprompted as unprompted
+from tauflow.samplers.run import positive_int
 from tauflow.tasks.metrics import SampleMean
 from tauflow.tasks.sequences.metrics import Unique
 from tauflow.tasks.task import CONTROL_PICTURES, TextTask
@@ -50,17 +50,7 @@ class Ids:
         self.num_ids = num_ids
         self.mask = mask
         self.kept = torch.tensor(sorted(set(kept)), dtype=torch.long)  # (V,)
-        if not len(self.kept) or self.kept[0] < 0 or self.kept[-1] >= num_ids or mask in self.kept.tolist():
-            raise CheckpointError(
-                f"The data tokens of a model must be some of its {num_ids} ids without its mask {mask}, got "
-                f"{len(self.kept)} from {self.kept[:1].tolist()} to {self.kept[-1:].tolist()}."
-            )
         self._tokens = torch.full((num_ids,), -1).scatter(0, self.kept, torch.arange(len(self.kept)))
-
-    @classmethod
-    def all_but(cls, mask: int | None, num_ids: int) -> "Ids":
-        """Return all ids but the mask."""
-        return cls((each for each in range(num_ids) if each != mask), num_ids, mask)
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -80,10 +70,6 @@ class Ids:
     def to_tokens(self, ids: Sequence[int]) -> list[int]:
         """Return the tokens of ids, and -1 for an id that isn't a data token."""
         return [int(self._tokens[each]) if 0 <= each < self.num_ids else -1 for each in ids]
-
-    def to_ids(self, tokens: Sequence[int]) -> list[int]:
-        """Return the ids of tokens (and of the mask V)."""
-        return self.table[torch.tensor(tokens, dtype=torch.long)].tolist()
 
 
 class IdNetwork(Network):
@@ -178,8 +164,6 @@ def align_prompts(condition: Tensor | None, nothing: Tensor, x: Tensor) -> tuple
     if condition is None:
         condition = nothing
     given = condition != DROPPED
-    if bool((given[:, 1:] & ~given[:, :-1]).any()):
-        raise SamplingError("A prompt must have -1 after its last id only. Use task.condition(text).")
     condition = torch.where(given[:, :1], condition, nothing)
     lengths = (condition != DROPPED).sum(1, keepdim=True)
     columns = torch.arange(-int(lengths.max()), 0, device=x.device) + lengths
@@ -219,7 +203,6 @@ class TextTokens:
 
     @property
     def size(self) -> int:
-        """Return V."""
         return len(self.ids)
 
     @property
@@ -228,7 +211,6 @@ class TextTokens:
         return self._names is None and " " in self.tokenizer.get_vocab()
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the tokens by their names."""
         names = self.tokenizer.convert_ids_to_tokens(self.ids.kept.tolist())
         return {name: token for token, name in enumerate(names)}
 
@@ -236,10 +218,6 @@ class TextTokens:
         """Return the tokens of a text; raise an error if the model can't draw one of them."""
         if self._names is not None:
             return self._encode_names(text.strip())
-        try:
-            text.encode()
-        except UnicodeError:
-            raise SettingsError(f"The text must be valid Unicode, got {shorten(text)!a}.") from None
         with blame_tokenizer("The model's tokenizer can't encode the text"):
             ids = self.tokenizer.encode(text, add_special_tokens=False)
         tokens = self.ids.to_tokens(ids)
@@ -270,19 +248,9 @@ class TextTokens:
         if self.ids.mask is None:
             known = [token for token in known if token < self.size]
         with blame_tokenizer("The model's tokenizer can't decode the samples"):
-            text = self.tokenizer.decode(self.ids.to_ids(known), skip_special_tokens=False)
+            ids = self.ids.table[torch.tensor(known, dtype=torch.long)].tolist()
+            text = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text.replace(self._mask, MASK) if self._mask else text
-
-    def chat(self, messages: str | Sequence[dict[str, str]]) -> str:
-        """Return the text that asks for an answer to a conversation, or to one message of a user."""
-        if not self.tokenizer.chat_template:
-            raise SettingsError(
-                "The tokenizer has no chat template, so the model wasn't trained to answer. Pass a text to "
-                "continue."
-            )
-        said = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
-        with blame_tokenizer("The chat template can't write the messages", SettingsError), limit_template():
-            return self.tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
 
 
 def read_tokenizer(folder: Path, kind: str) -> Any:
@@ -313,21 +281,15 @@ def find_mask(loaded: Loaded, tokenizer: Any, num_ids: int) -> int:
             f"{loaded.folder} must be a masked language model: its tokenizer has no mask token, and "
             "config.json has no mask_token_id."
         )
-    if type(found) is not int or not 0 <= found < num_ids:
+    if type(found) is not int or not 0 <= found < num_ids or own not in (None, found):
         raise CheckpointError(
-            f"The mask of {loaded.folder} must be one of its {num_ids} ids, got {shorten(repr(found))}. Fix "
-            f"mask_token_id in config.json. {OTHER_TOKENIZER}"
-        )
-    if own is not None and own != found:
-        raise CheckpointError(
-            f"The tokenizer in {loaded.folder} has the mask {own}, but the model has {found}. "
-            f"{OTHER_TOKENIZER}"
+            f"The mask of {loaded.folder} must be one of its {num_ids} ids and the mask of its tokenizer "
+            f"({own}), got {shorten(repr(found))}. Fix mask_token_id in config.json. {OTHER_TOKENIZER}"
         )
     return found
 
 
 def choose_ids(loaded: Loaded, tokenizer: Any, num_ids: int, mask: int) -> Ids:
-    """Return which ids the recipe draws."""
     allowed = loaded.recipe.allowed
     vocabulary = tokenizer.get_vocab()
     if isinstance(allowed, tuple):
@@ -440,13 +402,11 @@ class Language(TextTask):
 
     @property
     def tokenizer(self) -> Any:
-        """Return the Transformers tokenizer."""
         return self.text.tokenizer
 
     def sized(self, length: int) -> Self:
         """Return the task of samples of another length."""
-        if not isinstance(length, int) or length < 1:
-            raise SettingsError(f"length must be a whole number of at least 1, got {length!r}.")
+        positive_int(length, "length")
         if self.context is not None and length > self.context:
             raise SettingsError(
                 f"length must be at most {self.context}, which is what the model can read, got {length}."
@@ -504,17 +464,20 @@ class Language(TextTask):
 
     def chat(self, messages: str | list[dict[str, str]]) -> str:
         """Return the text that asks for an answer to a conversation, or to one message of a user."""
-        for message in [] if isinstance(messages, str) else messages:
+        said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        for message in said:
             if not {"role", "content"} <= message.keys():
                 raise SettingsError(
                     'A message must have a role and a content, such as {"role": "user", "content": "Hi"}, '
                     f"got {shorten(repr(message))}."
                 )
-        return self.text.chat(messages)
-
-    def row(self, tokens: list[int]) -> Tensor:
-        """Return the tokens of a prompt as a condition (C,), if the model takes prompts as conditions."""
-        raise NotImplementedError
+        if not self.tokenizer.chat_template:
+            raise SettingsError(
+                "The tokenizer has no chat template, so the model wasn't trained to answer. Pass a text to "
+                "continue."
+            )
+        with blame_tokenizer("The chat template can't write the messages", SettingsError), limit_template():
+            return self.tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
 
     # Metrics
 
@@ -531,16 +494,14 @@ class Language(TextTask):
     def use_judges(self, names: str, device: torch.device | None = None) -> None:
         """Measure the perplexity under Transformers causal LMs."""
         asked = list(dict.fromkeys(name.strip() for name in names.split(",")))
-        if "ngram" in asked:
-            raise SettingsError(
-                "The judge ngram needs training text, and a pretrained model comes without. Use another."
-            )
         judging = TextJudges(asked, _as_vocabulary(self), self._no_ngrams, device)
         self.primary_metric = f"ppl_corpus_{next(iter(judging.labels()))}"
         self._judging = judging
 
     def _no_ngrams(self) -> NoReturn:
-        raise SettingsError(self.alone)
+        raise SettingsError(
+            "The judge ngram needs training text, and a pretrained model comes without. Use another."
+        )
 
 
 class TextsUpToEnd:
@@ -552,7 +513,6 @@ class TextsUpToEnd:
         self._task = task
 
     def texts(self, rows: list[list[int]]) -> list[str]:
-        """Return the texts of samples."""
         return self._task.texts(torch.tensor(rows)) if rows else []
 
     def get_vocab(self) -> dict[str, int]:

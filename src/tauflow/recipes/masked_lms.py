@@ -177,14 +177,11 @@ class LanguageHost(nn.Module):
     def __init__(self, model: Any):
         super().__init__()
         prefix = model.base_model_prefix
-        if not isinstance(getattr(model, prefix, None), nn.Module):
-            raise CheckpointError(f"{type(model).__name__} can't be split: it has no part below its head.")
         setattr(model, prefix, Body(getattr(model, prefix)))
         self.model = model
 
     @property
     def body(self) -> Body:
-        """Return the part below the head."""
         return getattr(self.model, self.model.base_model_prefix)
 
     def hidden(self, ids: Tensor, t: Tensor, attention: Tensor | None = None) -> Tensor:
@@ -204,12 +201,8 @@ class LanguageHost(nn.Module):
     def check_split(self, known: Tensor) -> None:
         """Raise an error unless the two parts give the logits of the whole model for some ids (V,)."""
         ids = known[None, :CHECKED].to(self.model.device)
-        try:
-            logits = self.head(self.hidden(ids, ids.new_zeros(1)))
-            same = torch.allclose(logits, self.model(input_ids=ids).logits, atol=1e-3, rtol=1e-3)
-        except Exception as error:  # Transformers raises many kinds
-            raise CheckpointError(f"{type(self.model).__name__} can't be split: {error}") from None
-        if not same:
+        logits = self.head(self.hidden(ids, ids.new_zeros(1)))
+        if not torch.allclose(logits, self.model(input_ids=ids).logits, atol=1e-3, rtol=1e-3):
             raise CheckpointError(
                 f"{type(self.model).__name__} can't be split: its head reads more than rows. Use "
                 "tauflow.from_masked_lm."
@@ -232,16 +225,12 @@ def llada_config(config: Config, files: Mapping[str, Config]) -> Config:
 
 def dream_config(config: Config, files: Mapping[str, Config]) -> Config:
     """Return Dream's settings as Qwen2's."""
-    if config.get("use_sliding_window"):
-        raise CheckpointError("use_sliding_window must be false: Dream has full attention.")
     settings = {name: config[name] for name in DREAM_SIZES if config.get(name) is not None}
     return _describe("Qwen2ForCausalLM", settings | BIDIRECTIONAL, config)
 
 
 def esm_config(config: Config, files: Mapping[str, Config]) -> Config:
     """Return ESM's settings."""
-    if config.get("is_folding_model"):
-        raise CheckpointError("The model must be a language model, got ESMFold.")
     if config.get("position_embedding_type") != "rotary":
         raise CheckpointError("position_embedding_type must be rotary, as in ESM-2 and DPLM.")
     return _describe("EsmForMaskedLM", keep_settings(config), config)
