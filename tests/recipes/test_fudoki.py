@@ -585,12 +585,6 @@ FAULTS = {
         lambda folder: changed_config(folder, **language(num_attention_heads=5)),
         "config.json doesn't describe a fudoki as released model: .*attention heads",
     ),
-    "no grid": (
-        lambda folder: (folder / "processor_config.json").write_text(
-            '{"sft_format": "fudoki", "num_image_tokens": 15}'
-        ),
-        "must be a square, got 15",
-    ),
     "other sizes": (
         lambda folder: changed_config(folder, **language(intermediate_size=40)),
         r"of another shape: language_model.layers.0.mlp.down_proj.weight \(32, 48\) instead of \(32, 40\)",
