@@ -219,7 +219,7 @@ def changed(folder, target, drop=None, text=None, **settings) -> None:
         ({"drop": "model.decoder.norm.weight"}, "missing: decoder.norm.weight"),
         ({"drop": "model.encoder.language_model.layers.1.layer_scalar"}, "missing: scales.1"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings must be true"),
-        ({"canvas_length": 40}, "leave room for a prompt"),
+        ({"canvas_length": 40}, "must hold a prompt and a canvas"),
     ],
 )
 def test_a_folder_that_is_none_is_refused(saved_gemma, tmp_path, change, message):
