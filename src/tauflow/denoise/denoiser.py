@@ -40,7 +40,7 @@ MAX_BYTES = 2**29  # of the parts of a batch that are kept for reading them agai
 
 
 class Denoiser(ABC):
-    """Abstract: answers states and times with a posterior.
+    """Abstract: maps states and times to a posterior of the data.
 
     You rarely need to subclass it: `Model` takes any network or callable (x, t) -> logits. Do so for a
     posterior that isn't made of logits, and return a `LogitsPosterior` or your own `Posterior`.

@@ -39,17 +39,16 @@ class SamplerEvaluation(Callback):
         samplers: specs such as tr_cie(grid=tau), sets (all, paper, ablation, beyond), or auto, the
             recommended one.
         nfes: budgets of network evaluations.
-        num_samples: samples for each sampler and budget, over all devices.
+        num_samples: samples per sampler and budget, over all devices.
         batch_size: samples drawn together; devices share batches, so there should be as many as devices.
-        every_n_validations: evaluate at the first validation, at every so many after it, and when training
-            ends; 0 for never.
+        every_n_validations: evaluate at the first validation, then at every n-th, and when training ends;
+            0 is never.
         seed: of the samples; the same at every evaluation, so that curves compare.
         show: samples of each sampler to show, at most batch_size.
-        guidance: weights of classifier-free guidance, each a row of its own; 1 is none.
-        max_seconds: of one evaluation; cells that would begin later are skipped with a note. By default no
-            limit.
-        nll_items: validation items, from the first on, whose likelihood is measured for each sampler and
-            budget, over all devices; 0 for none.
+        guidance: weights of classifier-free guidance, each its own row; 1 is none.
+        max_seconds: of one evaluation; cells that would start later are skipped with a note. None is no limit.
+        nll_items: validation items, from the first on, whose likelihood is measured per sampler and budget,
+            over all devices; 0 is none.
 
     Returns:
         A callback. `results` has the newest results, which are also written to `folder`.
@@ -58,7 +57,7 @@ class SamplerEvaluation(Callback):
         ```python
         evaluation = tauflow.SamplerEvaluation(samplers=["euler", "tr_cie"], nfes=[8, 32])
         trainer = lightning.Trainer(max_steps=1000, callbacks=[evaluation])
-        trainer.fit(tauflow.DFMModule(task.facts), tauflow.tasks.data.TaskData(task))
+        trainer.fit(tauflow.DFMModule(task.facts), TaskData(task))  # from tauflow.tasks.data
         print(evaluation.results.to_markdown())
         ```
     """

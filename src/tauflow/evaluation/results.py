@@ -140,11 +140,11 @@ class Results:
 
     Args:
         name: of the study.
-        settings: what decides the numbers.
-        cells: one for each combination of sampler, budget, and so on.
+        settings: everything that the numbers depend on.
+        cells: one per combination of sampler, budget, and so on.
         scales: how to read the metrics that tables show, in their order.
         notes: what a reader should know, such as samplers that were skipped.
-        commands: that made the results.
+        commands: the commands that made the results.
         versions: of the packages that numbers depend on.
 
     Example:

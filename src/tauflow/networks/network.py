@@ -19,30 +19,34 @@ from tauflow.errors import SettingsError
 class Network(nn.Module, ABC):
     """Abstract: hidden states of all coordinates, and a head that runs only on the rows that are read.
 
-    Derive from it to train your own architecture, and write a `NetworkConfig` that builds it. A network knows
-    only that t is in [0, 1] with data at 1. It never gives mass to a mask: it has V logits.
+    Subclass it to train your own architecture, and write a `NetworkConfig` that builds it. To only sample a
+    network from elsewhere, pass it to `tauflow.Model` as it is. A network has V logits, so it never gives
+    mass to a mask.
 
     Args:
         conditions: how many values each column of a condition has; empty if it takes none. `network_from`
             sets it.
 
     Returns:
-        A module. `network(x, t)` are logits (B, D, V).
+        A module. `network(x, t)` returns logits (B, D, V).
 
     Example:
-        ```python
-        class MyNetwork(tauflow.Network):
-            def __init__(self, width, num_states, num_tokens):
-                super().__init__()
-                self.embedding = nn.Embedding(num_states, width)
-                self.output = nn.Linear(width, num_tokens)
-
-            def hidden(self, x, t):
-                return self.embedding(x)
-
-            def head(self, rows):
-                return self.output(rows)
-        ```
+        >>> import tauflow, torch
+        >>> from torch import nn
+        >>> class Pointwise(tauflow.Network):
+        ...     def __init__(self, width, num_states, num_tokens):
+        ...         super().__init__()
+        ...         self.embedding = nn.Embedding(num_states, width)
+        ...         self.output = nn.Linear(width, num_tokens)
+        ...
+        ...     def hidden(self, x, t):  # t is in [0, 1], data at 1
+        ...         return self.embedding(x)
+        ...
+        ...     def head(self, rows):
+        ...         return self.output(rows)
+        >>> network = Pointwise(16, num_states=6, num_tokens=5)
+        >>> network(torch.zeros(2, 8).long(), torch.zeros(2)).shape
+        torch.Size([2, 8, 5])
     """
 
     conditions: tuple[int, ...] = ()  # how many values each column of a condition has; empty: it takes none

@@ -26,16 +26,21 @@ if TYPE_CHECKING:
 
 
 class Prompt(NamedTuple):
-    """What is known of samples. Pass it, or a plain pair of tensors, as `prompt` of `tauflow.sample`.
+    """Tokens that are known in advance, and where.
+
+    Pass it, or a plain pair of tensors, as `prompt` of `tauflow.sample` or `tauflow.evaluate`. Known tokens
+    never change, so a prompt can be a beginning, an end, or anything between.
 
     Args:
         tokens: (D,) for all samples, or (B, D).
-        known: true where they are known, (D,) or (B, D).
+        known: true (D,) or (B, D) where they're known.
 
     Example:
         >>> import torch
         >>> from tauflow import Prompt
         >>> prompt = Prompt(torch.tensor([7, 6, 0, 0]), torch.tensor([True, True, False, False]))
+        >>> prompt.tokens[prompt.known]
+        tensor([7, 6])
     """
 
     tokens: Tensor
@@ -71,7 +76,7 @@ def sample(
         nfe: budget of evaluations, including the finishing draw. It's a cap for samplers that adapt, such as
             "threshold": `Result.evaluations` says what each sample took.
         count: how many samples, B.
-        condition: what the samples are asked to be, integers (B, C) or (C,) for all of them; -1 is not given.
+        condition: labels or a caption, integers (B, C), or (C,) for all samples; -1 is not given.
         prompt: tokens that are known, with true where they are: a pair of tensors (B, D) or (D,). They never
             change and cost no evaluation.
         movable: true (B, D) or (D,) where tokens are sampled. Elsewhere samples stay as they start: prompt
@@ -79,8 +84,8 @@ def sample(
         guidance: weight of the guidance by the condition, or by the prompt of a model without conditions; 1
             is none. It takes two forward passes per evaluation.
         temperature: divides the logits, after guidance; below 1 is more confident than the network.
-        top_k: draw from this many tokens of a row only, after the temperature.
-        top_p: draw from the most likely tokens with this probability together only.
+        top_k: draw from this many most likely tokens only, after the temperature.
+        top_p: draw from the fewest most likely tokens whose probabilities sum to this.
         seed: of all randomness, 0 to 2**32 - 1, or a torch.Generator. The global generators are neither read
             nor moved.
         observer: called with (StepInfo, State) after every step.

@@ -95,53 +95,59 @@ class DataFacts:
 
 
 class Task(ABC):
-    """Abstract: a data set, what its samples are, and the metrics of generated ones.
+    """Abstract: a dataset, what its samples are, and the metrics of generated samples.
 
-    Derive from it to train on your own data. You need three attributes (`num_tokens`, `shape`,
-    `primary_metric`; with conditions also `conditions`) and three methods (`setup`, `sample_metrics`,
-    `show`). Everything else has a default. Constructor arguments are the settings (`--data.length`). Keep
-    each as an attribute of its name: a checkpoint describes the task by them. Derive from `TextTask` if
-    samples are text.
+    Subclass it to train on your own data, or `TextTask` if samples are text. You need three attributes
+    (`num_tokens`, `shape`, `primary_metric`; with conditions also `conditions`) and three methods (`setup`,
+    `sample_metrics`, `show`). Everything else has a default. Constructor arguments are settings
+    (`--data.length`). Keep each as an attribute with the same name: a checkpoint describes the task by them.
 
     `setup` makes the data. `train_data[p]` is the item at position p of an endless order: a permutation per
     pass (`tauflow.tasks.Shuffled`), or fresh items. `val_data[i]` is a fixed item. An item is {"tokens": a
-    sample, "condition"?: integers (C,)}. `__getitems__`, where there is one, returns several items together.
+    sample, "condition"?: integers (C,)}. An optional `__getitems__` returns several items together.
 
-    These methods are optional, and options of sample.py call them: `prompt(text)` (--prompt), `infill(text)`
-    (--infill), and `complete(path, keep)` (--complete) return a `Prompt`, what is known of every sample;
-    `allowed(prompt, length)` (--length) returns the tokens bool (D, V) that samples may have, or None for all
-    of them; `use_judges(names, device)` (--judge) measures with other models than the configured ones.
+    Options of sample.py call these optional methods: `prompt(text)` (--prompt), `infill(text)` (--infill),
+    and `complete(path, keep)` (--complete) return a `Prompt`. `allowed(prompt, length)` (--length) returns
+    the tokens bool (D, V) that samples may have, or None for all of them. `use_judges(names, device)`
+    (--judge) measures with other models than the configured ones.
 
     Args:
-        batch_size: items of an optimizer step, over all devices and accumulated batches.
-        epoch_items: training items called an epoch.
+        batch_size: items per optimizer step, over all devices and accumulated batches.
+        epoch_items: training items per epoch.
         num_workers: loader processes per device.
 
     Returns:
         A task, which `tauflow.evaluate`, `tauflow.Trained`, and `train.py --data` take.
 
     Example:
-        ```python
-        @dataclass(eq=False)
-        class Letters(tauflow.Task):
-            batch_size: int = 32
-
-            num_tokens = 26
-            shape = (8,)
-            primary_metric = "vowels"
-
-            def setup(self, stage=None):
-                rows = torch.randint(26, (1000, 8), generator=torch.Generator().manual_seed(0))
-                items = [{"tokens": row} for row in rows]
-                self.train_data = tauflow.tasks.Shuffled(items[100:], seed=0)
-                self.val_data = items[:100]
-
-            def sample_metrics(self):
-                return MetricCollection({"vowels": Vowels()}, compute_groups=False)
-
-            def show(self, tokens, condition=None):
-                return ["".join(chr(97 + token) for token in row) for row in tokens.tolist()]
-        ```
+        >>> import tauflow, torch
+        >>> from dataclasses import dataclass
+        >>> from torchmetrics import MetricCollection
+        >>> class Vowels(tauflow.tasks.SampleMean):
+        ...     def of(self, tokens):
+        ...         return torch.isin(tokens, torch.tensor([0, 4, 8, 14, 20])).double().mean(1)
+        >>> @dataclass(eq=False)
+        ... class Letters(tauflow.Task):
+        ...     batch_size: int = 32
+        ...
+        ...     num_tokens = 26
+        ...     shape = (8,)
+        ...     primary_metric = "vowels"
+        ...
+        ...     def setup(self, stage=None):
+        ...         items = [{"tokens": row} for row in torch.arange(800).remainder(26).view(100, 8)]
+        ...         self.train_data = tauflow.tasks.Shuffled(items[10:], seed=0)
+        ...         self.val_data = items[:10]
+        ...
+        ...     def sample_metrics(self):
+        ...         return MetricCollection({"vowels": Vowels()}, compute_groups=False)
+        ...
+        ...     def show(self, tokens, condition=None):
+        ...         return ["".join(chr(97 + token) for token in row) for row in tokens.tolist()]
+        >>> task = Letters()
+        >>> task.setup()
+        >>> task.show(task.val_data[0]["tokens"][None])
+        ['abcdefgh']
     """
 
     num_tokens: int  # V

@@ -253,18 +253,21 @@ SHIPPED = Path(__file__).parents[3] / "checkpoints" / "shipped"
 class Trained:
     """A trained model with its task, as `tauflow.load` and `tauflow.pretrained` return it.
 
-    Pass it to `tauflow.sample` and `tauflow.evaluate`. Build one yourself to give a model of your own a task.
+    Pass it to `tauflow.sample` and `tauflow.evaluate`. Build one yourself to give your own model a task.
 
     Args:
-        model: the model with averaged weights, and with the order, counts, and influence that were learned
-            of it and are stored next to the checkpoint.
+        model: the model with averaged weights, and with the order, counts, and influence learned from it and
+            stored next to the checkpoint.
         task: how samples are shown and measured; None if it was trained from a plain DataLoader.
-        step: optimizer steps that the weights were trained for.
+        step: optimizer steps of the weights.
 
     Example:
         >>> trained = tauflow.load(tauflow.train.SHIPPED / "countdown_masked.ckpt")
         >>> trained.step
         4096
+        >>> result = tauflow.sample(trained, "tr_cie", nfe=8)
+        >>> len(trained.task.show(result.tokens))
+        1
     """
 
     model: Model

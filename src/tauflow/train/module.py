@@ -160,10 +160,12 @@ class DFMModule(LightningModule):
 
     Example:
         ```python
+        from tauflow.tasks.data import TaskData
+
         task = tauflow.Countdown()
         module = tauflow.DFMModule(task.facts, source="uniform")
         trainer = lightning.Trainer(max_steps=1000)
-        trainer.fit(module, tauflow.tasks.data.TaskData(task))
+        trainer.fit(module, TaskData(task))
         tauflow.sample(module.model(), "tr_cie", nfe=16, count=4)
         ```
     """
