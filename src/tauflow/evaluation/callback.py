@@ -46,7 +46,7 @@ class SamplerEvaluation(Callback):
         seed: of the samples; the same at every evaluation, so that curves compare.
         show: samples of each sampler to show, at most batch_size.
         guidance: weights of classifier-free guidance, each its own row; 1 is none.
-        max_seconds: of one evaluation; cells that would start later are skipped with a note. None is no limit.
+        max_seconds: per evaluation. Cells that would start later are skipped with a note. None is no limit.
         nll_items: validation items, from the first on, whose likelihood is measured per sampler and budget,
             over all devices; 0 is none.
 
