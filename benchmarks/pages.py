@@ -31,7 +31,7 @@ from tauflow import files
 from tauflow.errors import TauflowError
 from tauflow.evaluation.results import Results
 from tauflow.evaluation.tables import Frame
-from tauflow.samplers.registry import SAMPLERS, Option, described
+from tauflow.samplers.registry import SAMPLERS, Option, described, sharpening
 
 RESULTS = Path(__file__).parent / "results"
 PLACE = re.compile(r"(<!-- (table|finding|options)(?: (.+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -86,8 +86,7 @@ def options_table() -> str:
             samplers = [sampler for sampler, each in owners if each == option]
             words = [f"`{name}`", option.choices, _defaults(option, samplers), option.help, _code(samplers)]
             lines.append(f"| {' | '.join(words)} |")
-    sharp = _code([name for name, make in SAMPLERS.items() if make().sharpens])
-    lines += ["", f"These sharpen, and do not keep the law of the data: {sharp}."]
+    lines += ["", f"These sharpen, so they don't keep the data distribution: {_code(sharpening())}."]
     return "\n".join(lines) + "\n"
 
 

@@ -19,7 +19,7 @@ import tauflow
 from benchmarks.theory.laws import EnumerableLaw
 from benchmarks.theory.propagator import PROPAGATED, Propagator
 from tauflow.evaluation.figures import styles
-from tauflow.samplers import SAMPLERS, Sampler
+from tauflow.samplers import SETS, Sampler, sampler_from
 
 BUDGETS = [2, 4, 8, 16, 32, 64]
 SAMPLES = 400_000
@@ -46,8 +46,8 @@ def errors_of(process: tauflow.Process) -> dict[str, list[float]]:
     print(f"\n| {process.name} | " + " | ".join(f"NFE {nfe}" for nfe in BUDGETS) + " |")
     print("|---" * (len(BUDGETS) + 1) + "|")
     found = {}
-    for name, make in SAMPLERS.items():
-        sampler = make()
+    for name in SETS["every"]:
+        sampler = sampler_from(name)
         if sampler.unsupported_reason(model):
             continue
         laws = [reached(propagator, model, name, sampler, nfe) for nfe in BUDGETS]

@@ -23,8 +23,7 @@ from tauflow.evaluation.tables import Frame, View
 from tauflow.samplers import SETS, Sampler, sampler_from, split_specs
 from tauflow.samplers.independent import Independent
 from tauflow.samplers.learned import learn_counts, learn_influence, learn_order, orders_of
-from tauflow.samplers.registry import Best
-from tauflow.samplers.reveal import Reveal, order_of_counts
+from tauflow.samplers.reveal import Best, Reveal, order_of_counts
 from tauflow.tasks import Task
 from tauflow.tasks.text.metrics import Distinct, Entropy
 from tauflow.train import Trained

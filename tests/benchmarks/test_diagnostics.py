@@ -19,7 +19,7 @@ from benchmarks.theory.path_kl import TargetPaths, kl_decomposition, terminal_kl
 from benchmarks.theory.propagator import Propagator, slope
 from tauflow import Model
 from tauflow.errors import SamplingError
-from tauflow.samplers import SAMPLERS, Problem, State, StepInfo
+from tauflow.samplers import SAMPLERS, Problem, State, StepInfo, sampler_from
 from tauflow.samplers.grids import Grid
 
 LAW = EnumerableLaw.random(num_tokens=3, length=3, spread=1.5)
@@ -170,7 +170,7 @@ def test_events_are_those_of_the_result():
 def test_positivity_is_that_of_a_dense_computation(kind, name):
     """With a prompt and a temperature, over two batches; every number of the dense computation is written out
     here again."""
-    model, sampler = exact(LAW, kind, "linear").tempered(0.7), SAMPLERS[name]()
+    model, sampler = exact(LAW, kind, "linear").tempered(0.7), sampler_from(name)
     process = model.process
     frozen = torch.tensor([False, True, False]).expand(64, 3)
     positivity = Positivity(model, sampler, frozen=frozen[0])

@@ -16,7 +16,7 @@ import tauflow
 from benchmarks.theory.observers import Events, Positivity
 from tauflow import Model
 from tauflow.errors import BadLogits, SamplingError
-from tauflow.samplers import SAMPLERS
+from tauflow.samplers import sampler_from
 from tauflow.samplers.leaping import LeapingOptions
 
 V, B, D = 6, 7, 10
@@ -76,9 +76,9 @@ def memory(request, monkeypatch):
 def test_samples_are_those_of_one_batch(name, kind, memory):
     """Plain, with a prompt, guided and tempered, finished from the last evaluation, and the literal leap."""
     specs = [name]
-    if hasattr(SAMPLERS[name](), "finish"):
+    if hasattr(sampler_from(name), "finish"):
         specs.append(f"{name}(finish=reuse)")
-    if isinstance(SAMPLERS[name](), LeapingOptions):
+    if isinstance(sampler_from(name), LeapingOptions):
         specs.append(f"{name}(dense=true)")
     for split, spec in [(split, spec) for split in (True, False) for spec in specs]:
         for size, prompt, guided in ((1, None, False), (3, PROMPT, True), (B - 1, None, True)):

@@ -18,9 +18,10 @@ from benchmarks.theory.observers import Positivity, Proxies
 from tauflow import Model
 from tauflow.denoise import CallableDenoiser, SplitDenoiser
 from tauflow.errors import BadLogits, SamplingError
-from tauflow.samplers import SAMPLERS, Sampler, State, StepInfo
+from tauflow.samplers import SAMPLERS, Sampler, State, StepInfo, sampler_from
 from tauflow.samplers.grids import Grid, make_grid
 from tauflow.samplers.random import sample_categorical
+from tauflow.samplers.registry import PRESETS
 
 V, B, D = 5, 3, 12
 NFE = 7
@@ -81,10 +82,12 @@ def models(kind: str, fault: str, split: bool) -> tuple[Model, Model]:
 
 
 def supported(name: str, kind: str) -> bool:
-    return not SAMPLERS[name]().unsupported_reason(models(kind, "reuses", True)[0])
+    return not sampler_from(name).unsupported_reason(models(kind, "reuses", True)[0])
 
 
-CASES = [(name, kind) for name in SAMPLERS for kind in ("masked", "uniform") if supported(name, kind)]
+CASES = [
+    (name, kind) for name in [*SAMPLERS, *PRESETS] for kind in ("masked", "uniform") if supported(name, kind)
+]
 READING = [
     *[("tr_cie", "uniform"), ("cie", "masked"), ("tr_cie_exact", "uniform"), ("euler", "marginal")],
     *[("theta_rk2", "masked"), ("theta_trapezoidal", "uniform"), ("tweedie", "uniform"), ("shs", "masked")],
@@ -102,7 +105,7 @@ def test_samples_are_those_of_a_clean_denoiser(name, kind):
     """Plain; then with a prompt, guided, tempered, in batches; also with options that read more."""
     labels = LABELS.clone()
     prompt = tuple(each.clone() for each in PROMPT)
-    fields = SAMPLERS[name]().__dataclass_fields__
+    fields = sampler_from(name).__dataclass_fields__
     reading = {"finish": "reuse", "dense": "true", "weight": "0.3"}
     if name == "ho_fhs":
         del reading["weight"]  # it has weights of its own
@@ -128,7 +131,7 @@ def test_samples_are_those_of_a_clean_denoiser(name, kind):
 def test_an_observer_that_evaluates_disturbs_nothing(name, kind, split):
     """Its own call of the network overwrites the answer that the sampler may still need."""
     clean, faulty = models(kind, "reuses", split)
-    spec = f"{name}(finish=reuse)" if hasattr(SAMPLERS[name](), "finish") else name
+    spec = f"{name}(finish=reuse)" if hasattr(sampler_from(name), "finish") else name
     seen: list[Tensor] = []
 
     def observer(info, state):

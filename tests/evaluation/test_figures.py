@@ -6,7 +6,7 @@ from tauflow.evaluation.figures import STYLES, quality_figure, styles
 from tauflow.evaluation.results import Cell, Measured, Record, Results, Scale
 from tauflow.evaluation.tables import Frame
 from tauflow.samplers import SAMPLERS
-from tauflow.samplers.registry import spec_name
+from tauflow.samplers.registry import PRESETS, spec_name
 
 
 def named(labels) -> dict[str, str]:
@@ -19,7 +19,7 @@ def looks(labels) -> dict[str, tuple]:
 
 
 def test_every_sampler_has_an_entry_with_a_colour_of_its_own():
-    assert list(STYLES) == list(SAMPLERS)
+    assert set(STYLES) == {*SAMPLERS, *PRESETS}
     colours = [colour for colour, _ in STYLES.values()]
     assert len(set(colours)) == len(colours)
 
@@ -35,7 +35,7 @@ def test_a_look_does_not_depend_on_the_other_lines(name):
 def test_no_two_lines_of_a_figure_are_alike():
     variants = [f"{name}(cutoff={number})" for name in ("tr_cie", "euler") for number in range(12)]
     variants += [f"mine.Sampler(stride={number})" for number in range(30)]
-    labels = [*SAMPLERS, *variants]
+    labels = [*STYLES, *variants]
     assert len(labels) >= 40
     found = looks(labels)
     assert len(set(found.values())) == len(labels)

@@ -16,7 +16,7 @@ from tauflow import Model, Sampler, sampler_from
 from tauflow.errors import SamplingError, SettingsError
 from tauflow.samplers import SAMPLERS, SETS, split_specs
 from tauflow.samplers.leaping import Leaping
-from tauflow.samplers.registry import ALIASES, described, options_of
+from tauflow.samplers.registry import ALIASES, FAMILIES, PRESETS, described, families, options_of
 from tauflow.samplers.reveal import Reveal
 
 NUMBERS = [0.0, 0.15, 1.0, 1e-12, 0.1 + 0.2, 1 / 3, 2.5, 1e6, math.inf]
@@ -35,9 +35,8 @@ def model_of(kind, *shape) -> Model:
 
 
 def test_every_published_name_is_its_own_spec():
-    for name, make in SAMPLERS.items():
+    for name in [*SAMPLERS, *PRESETS]:
         assert str(sampler_from(name)) == name
-        assert sampler_from(name) == make()
 
 
 def variants(name: str, count: int) -> list[Sampler]:
@@ -166,9 +165,23 @@ def test_commas_outside_brackets_separate_specs():
 
 def test_published_names_are_samplers_of_ours():
     for published, ours in ALIASES.items():
-        assert published not in {*SAMPLERS, *SETS}
+        assert published not in {*SAMPLERS, *PRESETS, *SETS}
         assert str(sampler_from(published)) == ours
         assert sampler_from(published.upper().replace("_", "-")) == sampler_from(ours)
+
+
+def test_a_preset_is_a_sampler_with_options():
+    assert not PRESETS.keys() & SAMPLERS.keys()
+    for name, spec in PRESETS.items():
+        assert sampler_from(name) == sampler_from(spec)
+        assert sampler_from(name.upper().replace("_", "-")) == sampler_from(spec)
+    assert sampler_from("euler_tau_grid(cutoff=0.1)") == sampler_from("euler(grid=tau, cutoff=0.1)")
+
+
+def test_every_sampler_is_in_a_family():
+    found = families()
+    assert list(found) == list(FAMILIES.values())
+    assert sorted(name for names in found.values() for name in names) == sorted(SAMPLERS)
 
 
 def test_a_published_name_takes_options():
@@ -176,13 +189,13 @@ def test_a_published_name_takes_options():
 
 
 def test_sets_name_samplers():
-    assert {*SETS["every"], "fudoki"} == {*SAMPLERS}, "that one is for the metric path"
+    assert {*SETS["every"], "fudoki"} == {*SAMPLERS, *PRESETS}, "that one is for the metric path"
     later = {*SETS["users"], *SETS["correctors"], *SETS["learned"], *SETS["dependence"]}
     assert {*SETS["all"]} == {*SETS["every"]} - later, "results of `all` are complete as they are"
     for names in SETS.values():
         assert len(set(names)) == len(names)
-        assert set(names) <= set(SAMPLERS)
-    assert not set(SETS) & set(SAMPLERS)
+        assert set(names) <= {*SAMPLERS, *PRESETS}
+    assert not set(SETS) & {*SAMPLERS, *PRESETS}
 
 
 # auto
@@ -230,9 +243,9 @@ def test_every_option_has_help_and_says_what_it_takes():
     options = options_of(SAMPLERS["tr_cie"]())
     assert options["grid"].choices == "t, tau, early"
     assert options["dense"].choices == "true or false"
-    assert options["cutoff"].choices == "number, none"
+    assert options["cutoff"].choices == "number above 0 and below 1, none"
     assert options["cutoff"].default == 1e-3
-    assert options_of(Reveal)["power"].choices == "number, none"
+    assert options_of(Reveal)["power"].choices == "number above 0, none"
     assert "rule" not in options
 
 

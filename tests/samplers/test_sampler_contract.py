@@ -34,7 +34,7 @@ def network(process) -> Small:
 
 def supported(name, process) -> bool:
     model = Model(network(process), process, (D,), ORDER, counts=equal_counts(D), influence=near(D))
-    return not SAMPLERS[name]().unsupported_reason(model)
+    return not sampler_from(name).unsupported_reason(model)
 
 
 PROCESSES = {process.name: process for process in (*mixtures(V), metric(V))}
@@ -97,7 +97,7 @@ def check_shape_range_and_nfe(name, process, nfe):
     pairs = 2 * ((nfe - 1) // 2) + 1
     two_stage = {"theta_rk2": pairs, "theta_trapezoidal": pairs, "tr_cie_exact": max(1, nfe // 2 * 2)}
     one_each = min(nfe, D)  # one token an evaluation is exact already
-    expected = one_each if isinstance(SAMPLERS[name](), Reveal) else two_stage.get(name, nfe)
+    expected = one_each if isinstance(sampler_from(name), Reveal) else two_stage.get(name, nfe)
     ended_early = process.absorbing and result.info.leftover_masks == 0  # nothing left to evaluate for
     assert result.nfe == expected or (ended_early and result.nfe < expected)
     for x, t in recorder.calls:
@@ -192,7 +192,7 @@ def test_prompts_hold_in_every_stage(case):
     name, process = case
     generator = torch.Generator().manual_seed(0)
     prompt, mask = torch.randint(V, (B, D), generator=generator), torch.rand(B, D, generator=generator) < 0.4
-    leaps = isinstance(SAMPLERS[name](), LeapingOptions)
+    leaps = isinstance(sampler_from(name), LeapingOptions)
     for options in ({}, {"dense": True})[: 1 + leaps]:
         recorder = Recorder(process)
         result = sample(recorder, process, name, 6, prompt=(prompt, mask), **options)
@@ -209,7 +209,7 @@ def test_prompts_hold_in_every_stage(case):
 CARRYING = [
     name
     for name, process in CASES
-    if process.absorbing and not isinstance(SAMPLERS[name](), Remask)  # which takes tokens back
+    if process.absorbing and not isinstance(sampler_from(name), Remask)  # which takes tokens back
 ]
 
 

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, get_args, get_or
 
 from tauflow.cli.messages import exit_with_message, suggest
 from tauflow.errors import CheckpointError, SettingsError
-from tauflow.samplers import SAMPLERS, SETS, split_specs
-from tauflow.samplers.registry import ALIASES, described
+from tauflow.samplers import SETS, split_specs
+from tauflow.samplers.registry import ALIASES, described, families, sharpening
 from tauflow.samplers.reveal import OrderName
 
 if TYPE_CHECKING:
@@ -298,7 +298,8 @@ def _explain_unknown(unknown: Sequence[str], specs: Sequence[str]) -> str:
     asked = [spec.split("(")[0].strip() for spec in split_specs(specs)]
     owner = next((sampler for sampler in asked if sampler in owners), next(iter(owners)))
     first = owners[owner].choices.split(", ")[0]
-    example = {"true or false": "true", "number": "0.5"}.get(first, first)
+    examples = {"true or false": "true", "number": "0.5", "whole number": "1"}
+    example = next((example for words, example in examples.items() if first.startswith(words)), first)
     return f"{name} is a sampler option. Write --sampler '{owner}({name}={value or example})'."
 
 
@@ -323,39 +324,19 @@ With several samplers or budgets: evaluates every combination, called a cell, an
 """
 
 
-FAMILIES = {
-    "leaping": "tau-leaping and its corrections",
-    "tweedie": "exact kernels of a posterior held fixed during a step",
-    "theta": "two evaluations per step",
-    "reveal": "unmask tokens in an order that doesn't depend on them, for masked sources",
-    "registry": "unmask along the learned order that loses least",
-    "independent": "unmask tokens that hardly influence each other, for masked sources",
-    "confident": "unmask the most confident tokens first, for masked sources",
-    "bridge": "second-order bridges, for sources of data tokens",
-    "remask": "take tokens back and draw them again",
-    "gibbs": "sweeps that redraw tokens at the noise they have, for sources of data tokens",
-}
-"""What the samplers of a module do, in the order of the help."""
-
-
 def describe_samplers() -> str:
     """Return the samplers, sets, and options that the help lists, from the samplers themselves."""
 
     def wrap(text: str, indent: int = 2) -> str:
         return textwrap.fill(text, 110, initial_indent=" " * indent, subsequent_indent=" " * indent)
 
-    families: dict[str, list[str]] = {line: [] for line in FAMILIES.values()}
-    for name, make in SAMPLERS.items():
-        module = getattr(make, "func", make).__module__.rpartition(".")[2]
-        families.setdefault(FAMILIES.get(module, module), []).append(name)
-    sharp = ", ".join(name for name, make in SAMPLERS.items() if make().sharpens)
     aliases = ", ".join(f"{name} is {spec}" for name, spec in ALIASES.items())
     lines = [
         'samplers: auto (the recommended one), or names with options, such as "tr_cie(grid=tau)"',
         "",
-        *(wrap(f"{line}: {', '.join(names)}") for line, names in families.items()),
+        *(wrap(f"{line}: {', '.join(names)}") for line, names in families().items()),
         "",
-        wrap(f"these sharpen, so they don't keep the data distribution: {sharp}"),
+        wrap(f"these sharpen, so they don't keep the data distribution: {', '.join(sharpening())}"),
         "",
         wrap(f"published names: {aliases}"),
         "",

@@ -5,14 +5,10 @@ import difflib
 import re
 import types
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from functools import cache, lru_cache, partial
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import torch
-from torch import Tensor
-
-from tauflow.denoise import LearnedCounts, Model
+from tauflow.denoise import Model
 from tauflow.errors import SamplingError, shorten
 from tauflow.imports import import_object
 from tauflow.samplers.bridge import Bridge, Renoise
@@ -22,89 +18,41 @@ from tauflow.samplers.gibbs import Gibbs
 from tauflow.samplers.independent import Independent
 from tauflow.samplers.leaping import Leaping
 from tauflow.samplers.remask import Remask
-from tauflow.samplers.reveal import (
-    CountName,
-    ExtrapolationName,
-    OrderName,
-    Reveal,
-    RevealPlan,
-    RevealState,
-    needs_masks,
-    order_of_counts,
-)
-from tauflow.samplers.sampler import Problem, Sampler, StepInfo, check, fixed
+from tauflow.samplers.reveal import Best, Reveal
+from tauflow.samplers.sampler import Range, Sampler, check
 from tauflow.samplers.theta import Theta
 from tauflow.samplers.tweedie import Fudoki, Hazard, Tweedie, TweedieD3PM
 
-
-@dataclass(frozen=True)
-class Best(Reveal):
-    order: OrderName = fixed("random")  # the one that `chosen` takes stands in its place
-    counts: CountName = fixed("learned")
-    power: float | None = fixed(None)
-    extrapolation: ExtrapolationName = fixed("learned")
-    weight: float = fixed(0.0)
-
-    def unsupported_reason(self, model: Model) -> str:
-        missing = (
-            "there are no learned counts for an order of this model: make them with "
-            "tauflow.learn_counts(model), or sample.py --learn_counts; or use spaced_even"
-        )
-        return needs_masks(model, "random") or ("" if usable(model) else missing)
-
-    def chosen(self, problem: Problem, nfe: int) -> Reveal:
-        """Return the sampler of the order that loses least with so many evaluations."""
-        best = min(usable(problem), key=lambda each: each.forecast(nfe))
-        return Reveal(best.order, "learned", extrapolation="learned")  # type: ignore[arg-type]
-
-    def init(
-        self, problem: Problem, x_0: Tensor, plan: RevealPlan, generator: torch.Generator
-    ) -> RevealState:
-        return self.chosen(problem, plan.steps).init(problem, x_0, plan, generator)
-
-    def step(
-        self, problem: Problem, state: RevealState, plan: RevealPlan, n: int, generator: torch.Generator
-    ) -> tuple[RevealState, StepInfo]:
-        return self.chosen(problem, plan.steps).step(problem, state, plan, n, generator)
-
-
-def usable(model: Model | Problem) -> list[LearnedCounts]:
-    """Return the counts whose order a model has."""
-    found = [each for each in model.counts if each.order in get_args(OrderName)]
-    own = [each for each in found if order_of_counts(cast(Any, each.order), model.shape) == each.order]
-    return [each for each in own if each.order != "learned" or model.order is not None]
-
-
-# SAMPLERS: the published names, and SETS of them.
-#
-# To add a sampler, write a class (see sampler.py) or an entry with other options of an existing one, and
-# name it here.
-
+FAMILIES: dict[str, str] = {
+    "leaping": "tau-leaping and its corrections",
+    "tweedie": "exact kernels of a posterior held fixed during a step",
+    "theta": "two evaluations per step",
+    "reveal": "unmask tokens in an order that doesn't depend on them, for masked sources",
+    "independent": "unmask tokens that hardly influence each other, for masked sources",
+    "confident": "unmask the most confident tokens first, for masked sources",
+    "bridge": "second-order bridges, for sources of data tokens",
+    "remask": "take tokens back and draw them again",
+    "gibbs": "sweeps that redraw tokens at the noise they have, for sources of data tokens",
+}
+"""What the samplers of a module of this package do."""
 
 SAMPLERS: dict[str, Callable[..., Sampler[Any, Any]]] = {
     "euler": partial(Leaping, rule="euler"),
-    "euler_tau_grid": partial(Leaping, rule="euler", grid="tau"),
     "tr": partial(Leaping, rule="tr"),
     "cie": partial(Leaping, rule="cie"),
     "tr_cie": partial(Leaping, rule="tr_cie"),
     "tr_cie_exact": partial(Leaping, rule="tr_cie_exact"),
-    "tr_cie_paper": partial(
-        Leaping, rule="tr_cie", grid="tau", jump="one_event", finish="reuse", eps_0=1e-12, ceiling=1e6
-    ),
     "tweedie": Tweedie,
     "tweedie_d3pm": TweedieD3PM,
     "theta_rk2": partial(Theta, trapezoidal=False),
     "theta_trapezoidal": partial(Theta, trapezoidal=True),
     "fhs": Reveal,
     "ho_fhs": partial(Reveal, extrapolation="hitting"),
-    "fhs_pairs": partial(Reveal, weight=1.0),
     "spaced": partial(Reveal, order="spaced", counts="power"),
     "spaced_even": partial(Reveal, order="even", counts="power"),
-    "spaced_sharp": partial(Reveal, order="spaced", counts="power", power=3.0, weight=0.15),
     "learned_order": partial(Reveal, order="learned", counts="power"),
     "entropy_budget": partial(Reveal, counts="entropy"),
     "bridge": Bridge,
-    "bridge_systematic": partial(Bridge, coins="systematic"),
     "fudoki": Fudoki,
     "confidence": Confident,
     "margin": partial(Confident, order="margin"),
@@ -117,16 +65,26 @@ SAMPLERS: dict[str, Callable[..., Sampler[Any, Any]]] = {
     "remdm_loop": partial(Remask, rule="cap", eta=0.02, begin=0.45, end=0.95, hold=0.9),
     "forward_backward": partial(Remask, rule="forward", eta=1.0),
     "psi": partial(Remask, rule="psi", eta=0.05, begin=0.5, end=0.9),
-    "remask_spaced": partial(Remask, rule="forward", eta=1.0, coins="systematic"),
     "renoise": partial(Renoise, coins="systematic"),
     "gibbs": Gibbs,
-    "gibbs_margin": partial(Gibbs, choice="margin"),
     "shs": Hazard,
-    "spaced_learned": partial(Reveal, order="spaced", counts="learned", extrapolation="learned"),
-    "random_learned": partial(Reveal, counts="learned", extrapolation="learned"),
     "best_learned": Best,
     "independent": partial(Independent, counts="power"),
 }
+"""The samplers by name. To add one, write a class (see sampler.py) and name it here."""
+
+PRESETS: dict[str, str] = {
+    "euler_tau_grid": "euler(grid=tau)",
+    "tr_cie_paper": "tr_cie(grid=tau, jump=one_event, finish=reuse, eps_0=1e-12, ceiling=1e6)",
+    "fhs_pairs": "fhs(weight=1)",
+    "spaced_sharp": "spaced(power=3, weight=0.15)",
+    "spaced_learned": "spaced(counts=learned, extrapolation=learned)",
+    "random_learned": "fhs(counts=learned, extrapolation=learned)",
+    "bridge_systematic": "bridge(coins=systematic)",
+    "remask_spaced": "forward_backward(coins=systematic)",
+    "gibbs_margin": "gibbs(choice=margin)",
+}
+"""Names of samplers with other options, by their specs: results are labeled with them."""
 
 ALIASES: dict[str, str] = {
     "time_corrected": "tr(grid=tau, cutoff=0.05)",  # Wan et al., arXiv 2601.22519
@@ -149,7 +107,7 @@ LATER: dict[str, list[str]] = {
 }
 """Sets whose members are not in `all`."""
 
-EVERY = [name for name in SAMPLERS if name != "fudoki"]  # which is for the metric path
+EVERY = [name for name in [*SAMPLERS, *PRESETS] if name != "fudoki"]  # which is for the metric path
 
 SETS: dict[str, list[str]] = {
     "all": [name for name in EVERY if not any(name in names for names in LATER.values())],
@@ -167,12 +125,8 @@ SETS: dict[str, list[str]] = {
 """Samplers by the name of a set; members that cannot sample a model are skipped, with a note."""
 
 
-# Specs: a sampler as text, `tr_cie(grid=tau, coins=systematic)`, and back.
-#
-# A spec is a name with options. The name is one of SAMPLERS or ALIASES, `auto` (the recommended sampler), or
-# a Sampler of your own as `package.module.Class` or `path/to/file.py:Class`. Options, their types and choices
-# are the fields of the dataclass; nothing about them is written anywhere else.
-
+# Specs. The name in a spec is one of SAMPLERS, PRESETS, or ALIASES, `auto`, or your own class as
+# `package.module.Class` or `path/to/file.py:Class`. Options are the fields of the dataclass.
 
 OWN = "; one of your own is path/to/file.py:Class"
 SPEC = re.compile(r"(?P<name>[^()]+)(?:\((?P<options>[^()]*)\))?")
@@ -264,8 +218,9 @@ def _parts(text: str) -> list[str]:
 def written(sampler: Sampler) -> str:
     """Return the spec of a sampler: the name that needs the fewest options, none of them to take one back."""
     defaults = {each.name: each.default for each in dataclasses.fields(sampler)}
-    same_class = [name for name, make in SAMPLERS.items() if getattr(make, "func", make) is type(sampler)]
-    fits = [(name, _differences(sampler, SAMPLERS[name]())) for name in same_class]
+    named = {name: make() for name, make in SAMPLERS.items() if getattr(make, "func", make) is type(sampler)}
+    named |= {name: preset for name, preset in _presets().items() if type(preset) is type(sampler)}
+    fits = [(name, _differences(sampler, each)) for name, each in named.items()]
     possible = [(name, changed) for name, changed in fits if changed is not None]
 
     def effort(candidate: tuple[str, dict[str, Any]]) -> tuple[int, int]:
@@ -281,6 +236,11 @@ def written(sampler: Sampler) -> str:
     return f"{name}({options})" if options else name
 
 
+@cache
+def _presets() -> dict[str, Sampler]:
+    return {name: sampler_from(spec) for name, spec in PRESETS.items()}
+
+
 @dataclasses.dataclass(frozen=True)
 class Option:
     """One option of a sampler, as help and docs show it."""
@@ -289,6 +249,7 @@ class Option:
     kind: Any  # its type
     default: Any
     help: str
+    range: Range | None = None
 
     @property
     def choices(self) -> str:
@@ -298,7 +259,8 @@ class Option:
             if get_origin(kind) is Literal:
                 words += [str(value) for value in get_args(kind)]
             else:
-                words.append({bool: "true or false", int: "whole number", float: "number"}.get(kind, "text"))
+                word = {bool: "true or false", int: "whole number", float: "number"}.get(kind, "text")
+                words.append(f"{word} {self.range}" if self.range else word)
         optional = ["none"] if type(None) in get_args(self.kind) else []
         return ", ".join([*words, *optional])
 
@@ -313,9 +275,30 @@ def _options_of(cls: type[Sampler]) -> dict[str, Option]:
     hints = get_type_hints(cls)
     fields = [each for each in dataclasses.fields(cls) if each.init and not each.metadata.get("fixed")]
     return {
-        each.name: Option(each.name, hints[each.name], each.default, each.metadata.get("help", ""))
+        each.name: Option(
+            each.name,
+            hints[each.name],
+            each.default,
+            each.metadata.get("help", ""),
+            each.metadata.get("range"),
+        )
         for each in fields
     }
+
+
+def families() -> dict[str, list[str]]:
+    """Return the names in SAMPLERS by what they do."""
+    found: dict[str, list[str]] = {line: [] for line in FAMILIES.values()}
+    for name, make in SAMPLERS.items():
+        module = getattr(make, "func", make).__module__.rpartition(".")[2]
+        found.setdefault(FAMILIES.get(module, module), []).append(name)
+    return found
+
+
+def sharpening() -> list[str]:
+    """Return the samplers that don't keep the data distribution."""
+    presets = [PRESETS[name] for name, sampler in _presets().items() if sampler.sharpens]
+    return [*(name for name, make in SAMPLERS.items() if make().sharpens), *presets]
 
 
 def described() -> dict[str, list[tuple[str, Option]]]:
@@ -333,15 +316,15 @@ def _named(name: str, model: Model | None) -> Sampler:
         check(model is not None, "the sampler auto needs a model to choose for")
         assert model is not None
         return recommended(model)
-    if plain in ALIASES:
-        return sampler_from(ALIASES[plain])
+    if plain in PRESETS or plain in ALIASES:
+        return sampler_from(PRESETS.get(plain) or ALIASES[plain])
     if plain in SAMPLERS:
         return SAMPLERS[plain]()
     if "." in name or ":" in name:
         return _built(name)
     members = ", ".join(SETS.get(plain, []))
     check(not members, f"{name!r} is a set of samplers; name one of them: {members}")
-    near = difflib.get_close_matches(plain, [*SAMPLERS, *ALIASES, "auto"], n=1, cutoff=0.5)
+    near = difflib.get_close_matches(plain, [*SAMPLERS, *PRESETS, *ALIASES, "auto"], n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise SamplingError(f"unknown sampler {name!r}; known samplers: auto, {', '.join(SAMPLERS)}{hint or OWN}")
 

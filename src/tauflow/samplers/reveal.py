@@ -42,7 +42,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ from tauflow.errors import SamplingError
 from tauflow.process import Process
 from tauflow.samplers.geometry import farthest_ranks, is_grid, shifted, spaced_ranks
 from tauflow.samplers.random import chunks, index_of, uniforms
-from tauflow.samplers.sampler import Problem, Sampler, State, StepInfo, check, option
+from tauflow.samplers.sampler import Problem, Sampler, State, StepInfo, check, fixed, option
 
 OrderName = Literal["random", "spaced", "even", "learned"]
 CountName = Literal["equal", "power", "arccos", "doubling", "learned", "entropy"]
@@ -421,3 +421,43 @@ class Reveal(Sampler[RevealPlan, RevealState]):
 def revealing(rank: Tensor, count: Tensor) -> Tensor:
     """Return the index (R,) of coordinates whose rank (B, D) is among the first so many (B,)."""
     return index_of((rank >= 0) & (rank < count[:, None]))
+
+
+@dataclass(frozen=True)
+class Best(Reveal):
+    """Reveals along the order whose learned counts lose least with the budget."""
+
+    order: OrderName = fixed("random")  # the one that `chosen` takes stands in its place
+    counts: CountName = fixed("learned")
+    power: float | None = fixed(None)
+    extrapolation: ExtrapolationName = fixed("learned")
+    weight: float = fixed(0.0)
+
+    def unsupported_reason(self, model: Model) -> str:
+        missing = (
+            "there are no learned counts for an order of this model: make them with "
+            "tauflow.learn_counts(model), or sample.py --learn_counts; or use spaced_even"
+        )
+        return needs_masks(model, "random") or ("" if usable(model) else missing)
+
+    def chosen(self, problem: Problem, nfe: int) -> Reveal:
+        """Return the sampler of the order that loses least with so many evaluations."""
+        best = min(usable(problem), key=lambda each: each.forecast(nfe))
+        return Reveal(best.order, "learned", extrapolation="learned")  # type: ignore[arg-type]
+
+    def init(
+        self, problem: Problem, x_0: Tensor, plan: RevealPlan, generator: torch.Generator
+    ) -> RevealState:
+        return self.chosen(problem, plan.steps).init(problem, x_0, plan, generator)
+
+    def step(
+        self, problem: Problem, state: RevealState, plan: RevealPlan, n: int, generator: torch.Generator
+    ) -> tuple[RevealState, StepInfo]:
+        return self.chosen(problem, plan.steps).step(problem, state, plan, n, generator)
+
+
+def usable(model: Model | Problem) -> list[LearnedCounts]:
+    """Return the counts whose order a model has."""
+    found = [each for each in model.counts if each.order in get_args(OrderName)]
+    own = [each for each in found if order_of_counts(cast(Any, each.order), model.shape) == each.order]
+    return [each for each in own if each.order != "learned" or model.order is not None]
