@@ -80,7 +80,7 @@ def labelled() -> Trained:
 
 
 def run(trained, samplers, nfes, sampling, results=None, guidance=(), **options) -> Results:
-    grid = SamplerGrid.of(trained, samplers, nfes, guidance, sampling)
+    grid = SamplerGrid(trained, samplers, nfes, guidance, sampling)
     return grid.run(results or Results(), GridOptions(**options))
 
 
@@ -355,7 +355,7 @@ def test_what_cannot_be_written_is_no_failed_cell():
         raise WriteError("cannot write the cache")
 
     trained = exact()
-    grid = SamplerGrid.of(trained, "euler", [2], (), Sampling(2))
+    grid = SamplerGrid(trained, "euler", [2], (), Sampling(2))
     trained.model.denoiser.evaluate = refuse
     with pytest.raises(WriteError, match="cannot write the cache"):
         grid.run(Results(), GridOptions(keep_going=True))

@@ -235,7 +235,7 @@ def test_the_progress_bar_counts_its_batches():
             super().update(task_id, **changes)
             seen.append((self.tasks[-1].completed, self.tasks[-1].total))
 
-    grid = SamplerGrid.of(exact(), "spaced", [2], (), Sampling(6, 4, nll_items=10))
+    grid = SamplerGrid(exact(), "spaced", [2], (), Sampling(6, 4, nll_items=10))
     with Bar(disable=True) as bar:
         grid.measure({"sampler": "spaced", "nfe": 2}, bar)
     assert seen == [(done, 5) for done in range(1, 6)], "two batches of samples, three of items"

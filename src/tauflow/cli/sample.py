@@ -693,7 +693,7 @@ def make_grid(settings: SampleSettings, trained: "Trained", device: "torch.devic
         top_k=settings.top_k,
         top_p=settings.top_p,
     )
-    return SamplerGrid.of(trained, choose_samplers(settings), settings.nfe, settings.guidance, sampling)
+    return SamplerGrid(trained, choose_samplers(settings), settings.nfe, settings.guidance, sampling)
 
 
 def choose_samplers(settings: SampleSettings) -> list[str]:

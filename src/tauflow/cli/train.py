@@ -409,7 +409,7 @@ class TauflowCLI(LightningCLI):
         asked = find_callback(self.trainer, SamplerEvaluation)
         if asked.every_n_validations:  # raise for what can't be done before the run has a folder
             trained = Trained(self.model.model(), self.datamodule)
-            SamplerGrid.of(trained, asked.samplers, asked.nfes, asked.guidance, asked.sampling)
+            SamplerGrid(trained, asked.samplers, asked.nfes, asked.guidance, asked.sampling)
         self.datamodule = TaskData(self.datamodule)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:

@@ -177,7 +177,7 @@ class SamplerEvaluation(Callback):
                 "tauflow.tasks.data.TaskData(task), or remove the callback."
             )
         trained = Trained(module.model(), task, trainer.global_step)
-        return SamplerGrid.of(trained, self.samplers, self.nfes, self.guidance, self.sampling)
+        return SamplerGrid(trained, self.samplers, self.nfes, self.guidance, self.sampling)
 
     def _evaluate(self, trainer: Trainer, module: LightningModule) -> None:
         """Measure and write; where training is asked to stop meanwhile, nothing: a resume does it then."""

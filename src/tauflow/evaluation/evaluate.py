@@ -513,10 +513,9 @@ def _measured(factors: Factors, measure: Callable[[Factors], Cell], options: Gri
         return Cell(factors, problem=f"skipped: {reason or 'stopped on another device'}", kind="skipped")
     try:
         return measure(factors)
-    except WriteError:
-        raise  # the next cell would fail alike
     except Exception as error:
-        if not options.keep_going or is_lost_rank(error):
+        # what cannot be written would fail in the next cell too
+        if not options.keep_going or isinstance(error, WriteError) or is_lost_rank(error):
             raise
         said = f"failed: {type(error).__name__}: {' '.join(str(error).split())}"
         if not isinstance(error, TauflowError):
@@ -605,10 +604,11 @@ def evaluate(
             f"trained must be a tauflow.Trained, got {type(trained).__name__}. Load one with "
             "tauflow.load(path), make one with tauflow.Trained(model, task), or pass a metric."
         )
-    size = (num_samples, batch_size, seed)
-    sampling = Sampling(*size, condition=condition, prompt=prompt, nll_items=nll_items)
+    sampling = Sampling(
+        num_samples, batch_size, seed, condition=condition, prompt=prompt, nll_items=nll_items
+    )
     weights = [guidance] if isinstance(guidance, int | float) else guidance
-    grid = SamplerGrid.of(trained, samplers, nfes, weights, sampling)
+    grid = SamplerGrid(trained, samplers, nfes, weights, sampling)
     return grid.run(Results(), GridOptions())
 
 
@@ -664,55 +664,36 @@ class SamplerGrid:
     def __init__(
         self,
         trained: Trained,
-        samplers: dict[str, Sampler],
-        nfes: Sequence[int],
-        guidance: Sequence[float],
-        sampling: Sampling,
-    ):
-        self.model = trained.model
-        task, prompt = task_of(trained), sampling.prompt
-        self.task = task if prompt is None else task.knowing(Prompt(*prompt))
-        self.samplers = samplers
-        self.nfes = list(nfes)
-        self.guidance = list(guidance)
-        self.sampling = sampling
-        self.notes: list[str] = []
-        self.likely: set[str] = set()  # the samplers whose nll is measured
-
-    @classmethod
-    def of(
-        cls,
-        trained: Trained,
         samplers: Samplers,
         nfes: int | Sequence[int],
         guidance: Sequence[float],
         sampling: Sampling,
-    ) -> "SamplerGrid":
-        """Make the grid from what a user asked for."""
-        chosen, notes = choose_samplers(samplers, trained.model)
-        grid = cls(trained, chosen, check(trained.model, chosen, nfes, sampling), guidance, sampling)
-        grid.notes = notes
+    ):
+        self.model = trained.model
+        self.sampling = sampling
+        self.guidance = list(guidance)
+        self.samplers, self.notes = choose_samplers(samplers, self.model)
+        self.nfes = check(self.model, self.samplers, nfes, sampling)
+        task, prompt = task_of(trained), sampling.prompt
+        self.task = task if prompt is None else task.knowing(Prompt(*prompt))
         if sampling.condition is not None:
-            check_condition(sampling.condition, 1, trained.model)
-            grid.notes.append(f"all samples were asked for: {grid.task.caption(sampling.condition)}")
+            check_condition(sampling.condition, 1, self.model)
+            self.notes.append(f"all samples were asked for: {self.task.caption(sampling.condition)}")
         for weight in guidance:
-            sampling.model(trained.model, weight, sampling.prompt_for(0))
+            sampling.model(self.model, weight, sampling.prompt_for(0))
         without: dict[str, list[str]] = {}
-        for name, sampler in chosen.items() if sampling.nll_items else ():
-            without.setdefault(no_nll(sampler, grid.model, grid.task, sampling), []).append(name)
-        grid.likely = set(without.pop("", []))
+        for name, sampler in self.samplers.items() if sampling.nll_items else ():
+            without.setdefault(no_nll(sampler, self.model, self.task, sampling), []).append(name)
+        self.likely = set(without.pop("", []))  # the samplers whose nll is measured
         for reason, names in without.items():
-            whose = f" of {', '.join(names)}" if grid.likely else ""
-            grid.notes.append(f"no nll{whose}: {reason}")
-        return grid
+            whose = f" of {', '.join(names)}" if self.likely else ""
+            self.notes.append(f"no nll{whose}: {reason}")
 
     def cells(self) -> list[Factors]:
         """Return the cells, budget by budget."""
-        cells: list[Factors] = []
-        for nfe, name in product(self.nfes, self.samplers):
-            weights: list[Factors] = [{"guidance": weight} for weight in self.guidance] or [{}]
-            cells += [{"sampler": name, "nfe": nfe} | weight for weight in weights]
-        return cells
+        weights: list[Factors] = [{"guidance": weight} for weight in self.guidance] or [{}]
+        cells = product(self.nfes, self.samplers, weights)
+        return [{"sampler": name, "nfe": nfe} | weight for nfe, name, weight in cells]
 
     def run(self, results: Results, options: GridOptions) -> Results:
         """Measure the cells that the results do not have yet, and real data beside them."""
@@ -769,10 +750,8 @@ class SamplerGrid:
     def _add_reference(self, results: Results, options: GridOptions) -> None:
         try:
             cell, note = reference_cell(self.task, self.sampling.num_samples, self.sampling.condition)
-        except WriteError:
-            raise
         except Exception as error:
-            if not options.keep_going:
+            if not options.keep_going or isinstance(error, WriteError):
                 raise
             cell, note = None, f"there are no numbers of real data: {type(error).__name__}: {error}"
             self.likely = set()
