@@ -131,12 +131,7 @@ def generate(
     check_blocks(length, size, nfe)
     chosen = sampler_from(sampler, trained.model)
     generator = make_generator(seed)
-    adjust = Adjustments(guidance, temperature)
-    prompted: PromptsInSequence | PromptsAsConditions
-    if task.conditions:
-        prompted = PromptsAsConditions(trained.model, task, encoded, adjust)
-    else:
-        prompted = PromptsInSequence(trained.model, encoded, adjust)
+    requests = BlockRequests(trained.model, task, encoded, guidance, temperature)
 
     tokens = torch.full((len(encoded), length), task.num_tokens)  # (B, N), V where there is none yet
     going = torch.arange(len(encoded))  # (A,) samples that haven't ended
@@ -147,7 +142,7 @@ def generate(
     for number in range(blocks):
         budget = nfe // blocks + (number < nfe % blocks)
         begin = number * size
-        asked = prompted.request(tokens[going], going, begin, size)
+        asked = requests.after(tokens[going], going, begin, size)
         write = partial(_write_block, tokens, going, begin, asked)
         result = sample(
             asked.model,
@@ -204,61 +199,45 @@ class BlockRequest:
         return (columns >= self.start) & (columns < self.start + self.size)
 
 
-class PromptsInSequence:
-    """Prompts before the new tokens in one sequence.
+@dataclass(frozen=True)
+class BlockRequests:
+    """What `sample` is asked for, block by block.
 
-    They end in the same column. What's before shorter ones is padding, which the network doesn't read.
+    Prompts are before the new tokens in one sequence and end in the same column. What's before shorter ones
+    is padding, which the network doesn't read. If the model takes prompts as conditions, new tokens become a
+    part of them when the next block is sampled.
     """
 
-    def __init__(self, model: Model, prompts: list[list[int]], adjust: "Adjustments"):
-        self.model = model
-        self.adjust = adjust
-        width = max(map(len, prompts))
-        self.prompts = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts]).long()
-        lengths = torch.tensor([len(prompt) for prompt in prompts])
-        self.real = torch.arange(-width, 0) >= -lengths[:, None]  # (B, P)
+    model: Model
+    task: Any  # with `row` if it has conditions
+    prompts: list[list[int]]
+    guidance: float
+    temperature: float
 
-    def request(self, new: Tensor, samples: Tensor, begin: int, size: int) -> BlockRequest:
+    def after(self, new: Tensor, samples: Tensor, begin: int, size: int) -> BlockRequest:
         """Return what is sampled after the first `begin` new tokens (A, N) of the samples (A,)."""
+        before = [self.prompts[row] for row in samples.tolist()]
+        if self.task.conditions:
+            rows = zip(before, new[:, :begin].tolist(), strict=True)
+            condition = torch.stack([self.task.row(prompt + more) for prompt, more in rows])
+            model = self._adjust(dataclasses.replace(self.model, shape=(size,)), None)
+            return BlockRequest(model, 0, size, condition=condition)
+        width = max(map(len, self.prompts))
+        padded = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in before]).long()  # (A, P)
+        lengths = torch.tensor([len(prompt) for prompt in before])
+        real = torch.arange(-width, 0) >= -lengths[:, None]
         seen = new if self.model.process.absorbing else new[:, : begin + size]
-        tokens = torch.cat([self.prompts[samples], seen], 1)
-        real = self.real[samples]
-        width = real.shape[1]
+        tokens = torch.cat([padded, seen], 1)
         columns = torch.arange(tokens.shape[1])
         model = dataclasses.replace(self.model, shape=tokens.shape[1:])
-        model = self.adjust(model, Prompt(tokens, columns < width))
+        model = self._adjust(model, Prompt(tokens, columns < width))
         if not real.all():
             model = model.with_attention_mask(torch.cat([real, torch.ones_like(seen, dtype=torch.bool)], 1))
         start = width + begin
         return BlockRequest(model, start, size, prompt=Prompt(tokens, columns < start))
 
-
-@dataclass(frozen=True)
-class PromptsAsConditions:
-    """Prompts as conditions. New tokens become a part of them when the next block is sampled."""
-
-    model: Model
-    task: Any  # with `row`, which makes a condition of tokens
-    prompts: list[list[int]]
-    adjust: "Adjustments"
-
-    def request(self, new: Tensor, samples: Tensor, begin: int, size: int) -> BlockRequest:
-        """Return what is sampled after the first `begin` new tokens (A, N) of the samples (A,)."""
-        before = [self.prompts[row] for row in samples.tolist()]
-        known = [prompt + more for prompt, more in zip(before, new[:, :begin].tolist(), strict=True)]
-        condition = torch.stack([self.task.row(tokens) for tokens in known])
-        model = self.adjust(dataclasses.replace(self.model, shape=(size,)), None)
-        return BlockRequest(model, 0, size, condition=condition)
-
-
-@dataclass(frozen=True)
-class Adjustments:
-    """Guidance and temperature, which come before the model's own top-k and top-p; 1 is none."""
-
-    guidance: float
-    temperature: float
-
-    def __call__(self, model: Model, prompt: Prompt | None) -> Model:
+    def _adjust(self, model: Model, prompt: Prompt | None) -> Model:
+        """Apply guidance and temperature, which come before the model's own top-k and top-p; 1 is none."""
         denoiser, truncation = split_truncation(model.denoiser)
         model = dataclasses.replace(model, denoiser=denoiser)
         if self.guidance != 1:

@@ -280,7 +280,6 @@ def assemble(loaded: Loaded, unknown_class: bool = False) -> Trained:
         min(LENGTH, context or LENGTH),
         tuple(token for token in dict.fromkeys(ids.to_tokens(ends)) if token >= 0),
         context,
-        recipe.block,
     )
     network = IdNetwork(host, ids, before, after, recipe.shift)
     return Trained(Model(network, Mixture(Masked(len(ids)), recipe.schedule), task.shape), task)

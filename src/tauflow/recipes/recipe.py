@@ -58,7 +58,6 @@ class Recipe:
         time: what the network gets as the time: t, sigma = -ln kappa, or nothing.
         schedule: schedule of its training.
         context: positions of its training, if config.json has more.
-        block: tokens sampled together, if the network was trained so.
         framing: (before, after) names of tokens around a sequence, or "tokenizer": what the tokenizer adds.
         ends: names of tokens that end a text.
         tokenizer: Transformers class that reads a folder without tokenizer.json.
@@ -87,7 +86,6 @@ class Recipe:
     time: Literal["t", "sigma"] | None = None
     schedule: str = "linear"
     context: int | None = None
-    block: int | None = None
     framing: Literal["tokenizer"] | tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     ends: tuple[str, ...] = ()
     tokenizer: str = "AutoTokenizer"
