@@ -206,7 +206,7 @@ def test_a_value_that_starts_with_a_dash(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--complete", "boot.png"), "--complete needs --keep, the known part of the image"),
+        (("--complete", "boot.png"), "--complete PATH, an image, needs --keep"),
         (
             ("--complete", "boot.png", "--keep", "left", "--prompt", "1"),
             "Pass --prompt or --complete, not both",
