@@ -139,7 +139,7 @@ def test_features_are_those_asked_for(models, tmp_path, capsys):
     results = Results.read(tmp_path / "none")
     assert list(results.scales) == ["brightness_sd", "quiet_luma", "unigram_tv"]
     assert not any(cell.items for cell in results.cells)
-    with pytest.raises(SystemExit, match="no features 'nonsense'"):
+    with pytest.raises(SystemExit, match="got 'nonsense'"):
         main([*words, "--data", "features=nonsense", "--out", str(tmp_path / "wrong")])
     assert not (tmp_path / "wrong").exists()
 

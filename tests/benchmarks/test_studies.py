@@ -331,7 +331,7 @@ REFUSED = [
     ("this model has a uniform source", f"dependence --smoke --ckpt {UNIFORM}"),
     ("nowhere/model.ckpt", "countdown --smoke --ckpt nowhere/model.ckpt"),
     ("judge", "countdown --smoke --judge ngram --ckpt CKPT"),
-    ("--data takes KEY=VALUE, such as files=corpus.txt, not 'files'", "countdown --data files"),
+    ("--data must be KEY=VALUE, such as files=corpus.txt, .* got 'files'", "countdown --data files"),
     ("length.*decided by the checkpoint", "countdown --data length=3 --ckpt CKPT"),
     ("invalid choice: 'nonsense' .*countdown", "nonsense"),
 ]

@@ -133,7 +133,7 @@ def refused(tmp_path, monkeypatch, capsys):
             ["exponent m > 0", "got -1.0; use 1 (linear), 2 (quadratic) or 3 (cubic) if unsure"],
         ),
         (["--data.batch_size=8", "--trainer.accumulate_grad_batches=3"], ["multiple of 3"]),
-        (["--data.epoch_items=4"], ["lower --data.batch_size"]),
+        (["--data.epoch_items=4"], ["up to the 4 items of an epoch"]),
     ],
     ids=lambda value: value[0].removeprefix("--") if value[0].startswith("--") else "",
 )

@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 from tiny_models import save_clip
 
+from tauflow.errors import SettingsError
 from tauflow.tasks.scenes.clip import CaptionScore, ClipScore
-from tauflow.tasks.scenes.rules import SettingsError
 
 CAPTIONS = ["a photo of a red bench", "a person", "two blue person and a white bench", "a black object"]
 
@@ -56,7 +56,7 @@ def test_scores_are_cosines(model, pictures, cosines):
 
 
 def test_only_pixels_from_0_to_255(model, pictures):
-    with pytest.raises(SettingsError, match=r"uint8 \(B, H, W, 3\) with values 0 to 255, got torch.float32"):
+    with pytest.raises(SettingsError, match=r"uint8 \(B, H, W, 3\), got torch.float32"):
         ClipScore(model)(pictures / 255, CAPTIONS)
     with pytest.raises(SettingsError, match=r"got torch.uint8 \(4, 3, 48, 64\)"):
         ClipScore(model)(pictures.permute(0, 3, 1, 2), CAPTIONS)

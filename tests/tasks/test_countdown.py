@@ -122,12 +122,6 @@ def test_prompts():
     assert known.tolist() == [True, False, True, False, False, False]
 
 
-@pytest.mark.parametrize("bad", [{"length": 1}, {"values": 1}, {"batch_size": 0}])
-def test_bad_sizes(bad):
-    with pytest.raises(ValueError, match="countdown needs"):
-        Countdown(**bad)
-
-
 def test_the_unigram_distribution_counts_the_first_items_and_has_no_zero():
     """4096 items of 64 values: shares within 0.01 of the law (six standard errors; runs of a chain count as
     one draw).

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from tauflow.errors import SettingsError
 from tauflow.tasks.scenes.rules import CLASSES, Detection, ScoredImage, evaluate, records, relation, summarize
 
 MIDDLE = (10.0, 10.0, 12.0, 12.0)
@@ -114,8 +113,7 @@ def test_a_classifier_names_colors_where_the_detector_does_not():
     assert calls == [("cat", 1)], "only where a color is asked for"
     assert not evaluate({}, asked({**CAT, "color": "red"}), colors).correct
     assert len(calls) == 1, "and only where there are enough objects"
-    with pytest.raises(SettingsError, match="color of a cat"):
-        evaluate(objects, asked({**CAT, "color": "red"}))
+    assert not evaluate(objects, asked({**CAT, "color": "red"})).correct, "no color is not red"
 
 
 def test_positions():
@@ -171,8 +169,6 @@ def test_the_overall_score_is_the_mean_of_tasks():
     assert summary.prompts.value == pytest.approx(2 / 3), "with at least one correct image"
     assert math.isnan(summary.tasks["single_object"].error), "one prompt says nothing about others"
     assert (summary.images.count, summary.prompts.count, summary.tasks["position"].count) == (6, 3, 4)
-    with pytest.raises(SettingsError, match="no scored images"):
-        summarize([])
 
 
 def test_standard_errors_take_prompts_as_independent():

@@ -94,7 +94,6 @@ def posterior(x: Tensor, t: Tensor, process: Process, leak: float = 0.0) -> Tens
 
 # Metrics
 
-
 STEPS = 3  # of labeled countdown: label k asks for step k + 1
 
 
@@ -121,27 +120,17 @@ class SequenceErrorRate(TransitionErrorRate):
 class AskedErrorRate(ConditionalSampleMean):
     """Share of transitions that break the rule of the step asked for, of all samples or of one label."""
 
-    def __init__(self, values: int, label: int | None = None, **kwargs: Any):
+    def __init__(self, values: int, label: int | None = None, sequences: bool = False, **kwargs: Any):
         super().__init__(**kwargs)
         self.values = values
         self.label = label
+        self.sequences = sequences  # count those with any such transition, not the transitions
+        self.logarithmic = not sequences
 
     def of(self, tokens: Tensor, condition: Tensor | None = None) -> Tensor:
-        rates = self.rates(violations(tokens, self.values, asked_step(condition)))
+        broken = violations(tokens, self.values, asked_step(condition))
+        rates = broken.any(1) if self.sequences else broken.double().mean(1)
         return rates if condition is None or self.label is None else rates[condition[:, 0] == self.label]
-
-    def rates(self, broken: Tensor) -> Tensor:
-        """Return the number (B,) of each sample from which of its transitions (B, D - 1) are broken."""
-        return broken.double().mean(1)
-
-
-class AskedSequenceErrorRate(AskedErrorRate):
-    """Share of sequences with at least one transition that breaks the rule with the step asked for."""
-
-    logarithmic = False
-
-    def rates(self, broken: Tensor) -> Tensor:
-        return broken.any(1)
 
 
 class AskedUnigramTotalVariation(UnigramTotalVariation):
@@ -176,9 +165,7 @@ def asked_step(condition: Tensor | None) -> Tensor:
 
 # The tasks
 
-
 PER_LINE = 32  # values of a shown sample
-MIN_SIZES = {"length": 2, "values": 2, "batch_size": 1, "val_items": 2}
 
 
 @dataclass(eq=False)
@@ -224,9 +211,6 @@ class Countdown(Task):
     primary_metric = "error_rate"
 
     def __post_init__(self) -> None:
-        for name, least in MIN_SIZES.items():
-            if getattr(self, name) < least:
-                raise SettingsError(f"countdown needs {name} >= {least}, got {getattr(self, name)}")
         self.num_tokens = self.values
         self.shape = (self.length,)
 
@@ -266,17 +250,11 @@ class Countdown(Task):
     def prompt(self, text: str) -> Prompt:
         """Read values separated by blanks, from the beginning, with `_` for one to be found: "31 30 _ 28"."""
         words = text.split()
-        if len(words) > self.length:
+        fits = [word == "_" or (word.isdecimal() and int(word) < self.values) for word in words]
+        if len(words) > self.length or not all(fits):
             raise SettingsError(
-                f"the prompt has {len(words)} values, the model {self.length}; remove "
-                f"{len(words) - self.length} of them"
-            )
-        if bad := [
-            word for word in words if word != "_" and not (word.isdecimal() and int(word) < self.values)
-        ]:
-            raise SettingsError(
-                f"a prompt of countdown holds values 0 to {self.values - 1} and _ for unknown ones, not "
-                f"{bad[0]!r}"
+                f"A countdown prompt must be at most {self.length} values 0 to {self.values - 1}, or _ for "
+                f"unknown ones, got {len(words)}: {text!r}."
             )
         tokens = torch.zeros(self.length, dtype=torch.long)
         known = torch.zeros(self.length, dtype=torch.bool)
@@ -300,11 +278,6 @@ class LabelledCountdown(Countdown):
 
     conditions = (STEPS,)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.values <= STEPS:
-            raise SettingsError(f"countdown with labels needs values > {STEPS}, got {self.values}")
-
     def _items(self, split: str, count: int) -> "CountdownItems":
         return LabelledItems(self.length, self.values, self.seed, split, count)
 
@@ -312,7 +285,7 @@ class LabelledCountdown(Countdown):
         metrics: dict[str, Metric | MetricCollection] = {"error_rate": AskedErrorRate(self.values)}
         for label in range(STEPS):
             metrics[f"error_rate_step_{label + 1}"] = AskedErrorRate(self.values, label)
-        metrics["sequence_error_rate"] = AskedSequenceErrorRate(self.values)
+        metrics["sequence_error_rate"] = AskedErrorRate(self.values, sequences=True)
         metrics["unigram_tv"] = AskedUnigramTotalVariation(self.values)
         return MetricCollection(metrics, compute_groups=False)
 
@@ -323,7 +296,6 @@ class LabelledCountdown(Countdown):
         return self._lines(tokens, violations(tokens, self.values, asked_step(condition)))
 
     def caption(self, condition: Tensor) -> str:
-        """Return "step 2" for the label 1."""
         return f"step {int(condition[0]) + 1}"
 
     def condition(self, text: str) -> Tensor:
@@ -355,9 +327,7 @@ class CountdownItems(Dataset[Item]):
     def __getitems__(self, numbers: Sequence[int]) -> list[Item]:
         numbers = [int(number) for number in numbers]
         if min(numbers) < 0 or max(numbers) >= self.count:
-            raise IndexError(
-                f"items are numbered 0 to {self.count - 1}, got {min(numbers)} to {max(numbers)}"
-            )
+            raise IndexError(f"Items are numbered 0 to {self.count - 1}.")
         keys = [seed_of(self.name, self.seed, self.split, number) for number in numbers]
         return self._made([np.random.Generator(np.random.Philox(key)) for key in keys])
 

@@ -7,6 +7,7 @@ instead.
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tauflow.errors import SettingsError
 from tauflow.tasks.task import Item, Share, Task, items_of
+
+# stands for the trainer where there is none, to look at batches
+ALONE = SimpleNamespace(world_size=1, accumulate_grad_batches=1, global_rank=0, global_step=0)
 
 
 class TaskData(LightningDataModule):
@@ -42,26 +46,21 @@ class TaskData(LightningDataModule):
         return self._loader(Numbered(self.task.train_data, "position"), GlobalBatches(share))
 
     def val_dataloader(self) -> DataLoader:
-        trainer = self.trainer or Alone()
+        trainer = self.trainer or ALONE
         mine = range(trainer.global_rank, len(self.task.val_data), trainer.world_size)
         size = max(1, self.task.batch_size // (trainer.world_size * trainer.accumulate_grad_batches))
         batches = [list(mine[i : i + size]) for i in range(0, len(mine), size)]
         return self._loader(Numbered(self.task.val_data, "index"), batches)
 
     def _share(self) -> Share:
-        trainer = self.trainer or Alone()
+        trainer = self.trainer or ALONE
         task = self.task
         parts = trainer.world_size * trainer.accumulate_grad_batches
-        if task.batch_size % parts:
+        if task.batch_size % parts or not 1 <= task.batch_size <= task.epoch_items:
             raise SettingsError(
-                f"the global batch of {task.batch_size} items cannot be split over {trainer.world_size} "
-                f"devices x {trainer.accumulate_grad_batches} accumulated batches; make --data.batch_size a "
-                f"multiple of {parts}"
-            )
-        if task.epoch_items < task.batch_size:
-            raise SettingsError(
-                f"an epoch of {task.epoch_items} items holds no batch of {task.batch_size}; lower "
-                "--data.batch_size or get more data"
+                f"--data.batch_size must be a multiple of {parts} ({trainer.world_size} devices x "
+                f"{trainer.accumulate_grad_batches} accumulated batches) up to the {task.epoch_items} items "
+                f"of an epoch, got {task.batch_size}. Change it, or --data.epoch_items."
             )
         return Share(
             batch_size=task.batch_size,
@@ -104,12 +103,10 @@ class Numbered(Dataset[Item]):
                 f"training asks for item {max(numbers)}, the data has {len(self.data)}; make train_data "
                 "endless, for example with tauflow.tasks.Shuffled(data, seed)"
             )
-        items = items_of(self.data, numbers)
-        return [self._tensors(item, number) for item, number in zip(items, numbers, strict=True)]
-
-    def _tensors(self, item: Item, number: int) -> Item:
-        tensors = {name: torch.as_tensor(value) for name, value in item.items()}
-        return tensors | {self.name: torch.tensor(number)}
+        return [
+            {name: torch.as_tensor(value) for name, value in (item | {self.name: number}).items()}
+            for item, number in zip(items_of(self.data, numbers), numbers, strict=True)
+        ]
 
 
 class GlobalBatches(Sampler[list[int]]):
@@ -137,15 +134,6 @@ class ResumableLoader(DataLoader):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
-
-
-class Alone:
-    """Stands for the trainer where there is none, to look at batches."""
-
-    world_size = 1
-    accumulate_grad_batches = 1
-    global_rank = 0
-    global_step = 0
 
 
 def _leave_stopping_to_the_trainer(worker: int) -> None:

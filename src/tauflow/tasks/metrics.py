@@ -52,7 +52,6 @@ class SampleMean(SampleMetric):
         self.add(self.of(tokens))
 
     def add(self, values: Tensor) -> None:
-        """Count the numbers (B,) of some samples."""
         values = values.double()
         self.count += len(values)
         self.total += values.sum()

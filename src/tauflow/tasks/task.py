@@ -55,14 +55,10 @@ class DataFacts:
     codebook: Callable[[], Tensor] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        try:  # numpy's numbers are numbers too
-            object.__setattr__(self, "num_tokens", index(self.num_tokens))
-            object.__setattr__(self, "shape", tuple(index(size) for size in self.shape))
-            object.__setattr__(self, "conditions", tuple(index(size) for size in self.conditions))
-        except TypeError as error:
-            raise SettingsError(
-                f"num_tokens, shape and conditions of data must be whole numbers: {error}"
-            ) from None
+        # numpy's numbers are numbers too
+        object.__setattr__(self, "num_tokens", index(self.num_tokens))
+        object.__setattr__(self, "shape", tuple(index(size) for size in self.shape))
+        object.__setattr__(self, "conditions", tuple(index(size) for size in self.conditions))
         # The sizes may come from a stranger's checkpoint, and memory is allocated by them.
         sizes = (self.num_tokens, *self.shape, *self.conditions)
         few = len(self.shape) <= MAX_DIMENSIONS and len(self.conditions) <= MAX_COLUMNS
@@ -188,7 +184,6 @@ class Task(ABC):
 
     @property
     def length(self) -> int:
-        """Return D, the coordinates of a sample."""
         return math.prod(self.shape)
 
     @property
@@ -310,21 +305,20 @@ def parse_settings(words: Iterable[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word in words:
         name, equals, text = word.partition("=")
-        if not equals or not name.isidentifier():
-            raise SettingsError(f"--data takes KEY=VALUE, such as files=corpus.txt, not {word!r}")
         try:
             found[name] = yaml.safe_load(text)
+            fits = bool(equals) and name.isidentifier()
         except (yaml.YAMLError, ValueError):
+            fits = False
+        if not fits:
             raise SettingsError(
-                f"The value of --data {word!r} isn't valid YAML. Put quotes around text."
-            ) from None
+                f"--data must be KEY=VALUE, such as files=corpus.txt, with a value in YAML, got {word!r}."
+            )
     return found
 
 
 # Text
 
-
-Encode = Callable[[str], list[int]]  # text to tokens; raises SettingsError for what the vocabulary lacks
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
 CONTROL_PICTURES |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # Unicode has no symbols for these
 
@@ -371,7 +365,7 @@ class TextTask(Task):
 
 
 class TextPrompt(Prompt):
-    """A prompt made from text: it knows how many places the text takes, a blank at its end included."""
+    """A prompt made from text, and how many places the text takes, a blank at its end included."""
 
     places: int
 
@@ -400,7 +394,6 @@ def prompt_of(parts: list[list[int] | int], length: int) -> TextPrompt:
 
 
 # Items by position
-
 
 ENDLESS = 2**62  # length of data that never ends
 

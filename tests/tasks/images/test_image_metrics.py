@@ -22,7 +22,6 @@ from tauflow.tasks.images.metrics import (
     ClassEntropy,
     Classifier,
     FeatureNetwork,
-    Gaussian,
     QuietNoise,
     RealFeatures,
     chroma,
@@ -130,7 +129,7 @@ def test_fid_is_that_of_torchmetrics(count, real):
     expected.update(samples.permute(0, 3, 1, 2), real=False)
     expected.update(truth.permute(0, 3, 1, 2), real=True)
     network = FeatureNetwork(NAME)
-    value, _ = frechet_distance(Gaussian.of(network(truth).double()), network(samples).double())
+    value, _ = frechet_distance(RealFeatures(network(truth).double()), network(samples).double())
     assert value.item() == pytest.approx(expected.compute().item(), rel=1e-4)
 
 
@@ -157,7 +156,7 @@ def test_the_short_distance_looks_at_the_widest_directions(task):
     network = FeatureNetwork(NAME)
     real = network(task.reference_images(1000)).double()
     widest = torch.linalg.svd(real - real.mean(0)).Vh[:16].T
-    expected, _ = frechet_distance(Gaussian.of(real @ widest), network(samples).double() @ widest)
+    expected, _ = frechet_distance(RealFeatures(real @ widest), network(samples).double() @ widest)
     assert found == pytest.approx(expected.item(), rel=1e-6)
     assert found < numbers_of(task, task.encode(samples))["fid_Tiny"].value
 
@@ -168,7 +167,7 @@ def test_reference_items_are_the_images_compared_with(source, tmp_path):
     found = numbers_of(task, task.encode(samples))["fid_Tiny"].value
     network = FeatureNetwork(NAME)
     real = network(task.reference_images(40)).double()
-    expected, _ = frechet_distance(Gaussian.of(real), network(samples).double())
+    expected, _ = frechet_distance(RealFeatures(real), network(samples).double())
     assert found == pytest.approx(expected.item(), rel=1e-6)
 
 
@@ -189,7 +188,7 @@ class Looks:
 
 
 def frechet_of(seed):
-    return frechet_distance(REAL.gaussian, draw(80, seed))
+    return frechet_distance(REAL, draw(80, seed))
 
 
 def kernel_of(seed):
@@ -222,7 +221,7 @@ def test_the_kernel_distance_has_no_bias_and_the_frechet_distance_has():
     pairs = [(draw(12, 2 * seed), draw(10, 2 * seed + 1)) for seed in range(400)]
     kernel = torch.stack([kernel_distance(RealFeatures(real), features)[0] for real, features in pairs])
     assert abs(kernel.mean()) < 3 * kernel.std() / 20
-    frechet = torch.stack([frechet_distance(Gaussian.of(real), features)[0] for real, features in pairs])
+    frechet = torch.stack([frechet_distance(RealFeatures(real), features)[0] for real, features in pairs])
     assert frechet.mean() > 10 * frechet.std() / 20
 
 
@@ -412,22 +411,14 @@ def test_the_precision_of_sampling_is_not_that_of_features():
 
 
 def test_networks_that_cannot_be_used_say_why(task, monkeypatch):
-    with pytest.raises(SettingsError, match=r"no features 'lite1'; use lite0, inception, or your own"):
+    with pytest.raises(SettingsError, match=r"must be lite0, inception, .* got 'lite1'"):
         FeatureNetwork("lite1")
     with pytest.raises(SettingsError, match="has no class Tinny; did you mean Tiny"):
         FeatureNetwork("test_image_metrics.Tinny")
     with pytest.raises(SettingsError, match="is not a Module"):
         FeatureNetwork("pathlib.Path")
-    with pytest.raises(
-        SettingsError, match=r"features test_image_metrics\.Needy .*it is made without arguments"
-    ):
-        FeatureNetwork("test_image_metrics.Needy")
-    with pytest.raises(
-        SettingsError, match=r"must be float \(N, F\).* got torch.float32 \(8,\) for 8 images"
-    ):
+    with pytest.raises(SettingsError, match=r"must be \(N, F\), got \(8,\) for 8 images"):
         FeatureNetwork("test_image_metrics.Flat")(images_of(8)[0])
-    with pytest.raises(SettingsError, match="not finite"):
-        FeatureNetwork("test_image_metrics.Endless")(images_of(8)[0])
     with pytest.raises(SettingsError, match="samples hold masks"):
         numbers_of(task, torch.full((2, task.length), 256))
 
@@ -444,7 +435,7 @@ def test_missing_packages_say_how_to_get_them(name, module, command, monkeypatch
     load_network.cache_clear()  # it may be loaded already
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setattr("torchmetrics.image.fid._TORCH_FIDELITY_AVAILABLE", False)
-    with pytest.raises(SettingsError, match=f"the features {name} need more packages: .*{command}"):
+    with pytest.raises(SettingsError, match=f"The features {name} need more packages: .*{command}"):
         FeatureNetwork(name)
 
 

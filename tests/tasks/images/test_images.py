@@ -181,7 +181,7 @@ def test_files_of_mnist(tmp_path, end, dot):
     named.setup("fit")
     assert named.condition("j").tolist() == [9]
     few = make_task(tmp_path, idx=str(tmp_path), tokens="grey", labels=True, class_names=["a", "b"], size=8)
-    with pytest.raises(SettingsError, match="2 names, the images have 10 classes"):
+    with pytest.raises(SettingsError, match="labels of 2 classes, got 10"):
         few.setup("fit")
 
 
@@ -219,7 +219,7 @@ def test_a_changed_folder_is_read_again(folder, tmp_path):
     after = make_task(tmp_path, pictures=str(folder), val_share=0.2)
     assert before.reference_images(99).double().mean() != after.reference_images(99).double().mean()
     Image.fromarray(photographs(1, 12, 12)[0]).save(folder / "cold" / "new.png")
-    with pytest.raises(SettingsError, match=r"12 x 1[26] pixels, the images before .* --data.size"):
+    with pytest.raises(SettingsError, match=r"\(12, 1[26], 3\), the images before .* --data.size"):
         make_task(tmp_path, pictures=str(folder), val_share=0.2)
 
 
@@ -286,9 +286,9 @@ def test_a_data_set_of_the_hub(hub_folder, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"labels": True}, "choose one of fine, coarse as --data.label_column"),
-        ({"labels": True, "label_column": "text"}, "no such column of type ClassLabel; .* fine, coarse"),
-        ({"image_column": "text"}, "no such column of type Image; .* img"),
+        ({"labels": True}, "label_column must be a column .*fine, coarse.* got None"),
+        ({"labels": True, "label_column": "text"}, "type ClassLabel of .*fine, coarse.* got text"),
+        ({"image_column": "text"}, "type Image of .*img.* got text"),
         ({"hub_split": "extra"}, "has no split 'extra'; it has: train, test"),
         ({"hub": "/no/such/set"}, "cannot load the images '/no/such/set'"),
     ],
@@ -307,24 +307,14 @@ def test_columns_and_splits_that_are_not_there(hub_folder, tmp_path, settings, m
         ({}, "choose the images: --data.hub, --data.pictures, --data.npz, --data.idx"),
         ({"npz": "a", "idx": "b"}, "one source of images, not --data.npz and --data.idx"),
         ({"npz": "none.npz", "levels": 100}, "power of two from 2 to 256, got 100"),
-        ({"npz": "none.npz", "size": [8]}, r"pixels of a side or .height, width., at least 1, got \[8\]"),
-        ({"npz": "none.npz", "val_share": 1.0}, "val_share in"),
-        ({"npz": "none.npz", "class_names": ["a", "a"], "labels": True}, "that occur only once, got .'a'."),
-        ({"npz": "none.npz", "palette_colours": [[0, 0, 0]]}, "needs --data.tokens palette"),
         ({"npz": "none.npz"}, "none.npz must be an .npz file of plain arrays .File not found"),
         ({"idx": "nowhere"}, "nowhere is no folder with train-images-idx3-ubyte"),
-        ({"pictures": "nowhere"}, "Folder not found: nowhere"),
+        ({"pictures": "nowhere"}, "Folder with images .* not found: nowhere"),
     ],
 )
 def test_settings_that_do_not_go_together(tmp_path, settings, message):
     with pytest.raises(SettingsError, match=message):
         make_task(tmp_path, **settings)
-
-
-@pytest.mark.parametrize("colors", [[[0, 0, 0], [0, 0, 256]], [[0, 0, 0], [0, 0]]])
-def test_palettes_that_are_none(colors):
-    with pytest.raises(SettingsError, match="2 to 256 colors"):
-        Images(size=4, tokens="palette", levels=2, palette_colours=colors)
 
 
 def grey_npz(tmp_path, **arrays):
@@ -336,17 +326,20 @@ def grey_npz(tmp_path, **arrays):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"pictures": np.zeros(3)}, "has no array 'images'; it has pictures"),
-        ({"images": np.zeros((9, 8, 8))}, "must be uint8 .* got float64 .* save them as uint8"),
+        ({"pictures": np.zeros(3)}, "must be uint8 .* The file has: pictures float64"),
+        ({"images": np.zeros((9, 8, 8))}, "must be uint8 .* images float64 .* save them as uint8"),
         ({"images": np.array([{}], dtype=object)}, "Object arrays cannot be loaded"),
-        ({"images": np.zeros((9, 8, 8), np.uint8), "labels": np.zeros(8, int)}, "one for each of the 9"),
+        (
+            {"images": np.zeros((9, 8, 8), np.uint8), "labels": np.zeros(8, int)},
+            "one for each of the 9 images",
+        ),
         (
             {"images": np.zeros((9, 8, 8), np.uint8), "labels": np.full(9, 10**9)},
-            "got 1000000000 for 9 images",
+            "must be whole numbers 0 to",
         ),
         (
             {"images": np.zeros((9, 8, 8), np.uint8), "labels": np.arange(9), "class_names": np.array(["a"])},
-            "must be a text for each label, got .* and labels up to 8",
+            "has the label 1, the classes are 0 to 0",
         ),
         (
             {"images": np.zeros((9, 8, 8), np.uint8)},
@@ -362,7 +355,7 @@ def test_npz_files_that_are_none(tmp_path, arrays, message):
 
 def test_labels_that_are_missing(tmp_path):
     images = photographs(60)[..., 0]
-    with pytest.raises(SettingsError, match=r"the images have no labels; train with --data.labels false"):
+    with pytest.raises(SettingsError, match=r"must have labels of some classes, got 0"):
         make_task(tmp_path, **grey_npz(tmp_path, images=images), labels=True)
 
 
@@ -373,7 +366,7 @@ def test_grey_images_where_colors_are_needed(tmp_path, folder):
     ):
         make_task(tmp_path, **(grey | {"tokens": "rgb"}))
     Image.fromarray(photographs(1, 12, 16)[0, ..., 0]).save(folder / "hot" / "zz.png")
-    with pytest.raises(SettingsError, match=r"zz.png is grayscale, the images before it are in color"):
+    with pytest.raises(SettingsError, match=r"zz.png has the shape \(12, 16\)"):
         make_task(tmp_path, pictures=str(folder))
 
 
@@ -405,14 +398,14 @@ RANDOM = Image.fromarray(photographs(1, 32, 32)[0])
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (saved(RANDOM)[:-500], "bad.png is damaged, or not one of BMP, JPEG, PNG"),
+        (saved(RANDOM)[:-500], "bad.png must be an image, one of BMP, JPEG, PNG"),
         (
             saved(Image.new("I;16", (8, 8))),
-            "bad.png has pixels of kind I;16; save it as grayscale or RGB with 8 bits",
+            "bad.png must be grayscale or RGB with 8 bits per channel, got I;16",
         ),
         (
             saved(Image.new("RGBA", (8, 8), (1, 2, 3, 4))),
-            "bad.png has transparent pixels; save it on a background",
+            "bad.png must be .* got transparent pixels",
         ),
     ],
 )
@@ -445,7 +438,7 @@ def test_kinds_of_images_that_have_one_meaning(tmp_path):
 
 def test_folders_that_hold_something_else(tmp_path):
     (tmp_path / "set").mkdir()
-    with pytest.raises(SettingsError, match="holds no image"):
+    with pytest.raises(SettingsError, match=r"Folder with images .* not found"):
         make_task(tmp_path, pictures=str(tmp_path / "set"))
     for split in ("train", "test"):
         (tmp_path / "set" / split).mkdir()
@@ -487,14 +480,6 @@ def test_the_cache_is_read_instead_of_the_source(npz, tmp_path, monkeypatch):
         make_task(tmp_path, npz=str(npz), tokens="palette", levels=16, seed=1)
 
 
-def test_a_damaged_cache_is_named(npz, tmp_path):
-    make_task(tmp_path, npz=str(npz))
-    (path,) = (tmp_path / "cache").glob("images-*/train.pixels")
-    path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(SettingsError, match=f"images in {path.parent} are damaged .* remove that folder"):
-        make_task(tmp_path, npz=str(npz))
-
-
 # Items
 
 
@@ -527,13 +512,6 @@ def test_unigrams_are_those_of_the_training_images(npz, tmp_path):
     law = task.unigrams()
     assert law.sum() == 1
     assert law.numpy() == pytest.approx(counts / counts.sum(), abs=2e-3)
-
-
-def test_class_names_that_repeat_are_an_error_before_training(tmp_path):
-    arrays = {"images": photographs(60)[..., 0], "labels": np.arange(60) % 2}
-    file = grey_npz(tmp_path, **arrays, class_names=np.array(["a", "a"]))
-    with pytest.raises(SettingsError, match=r"Class names must be texts that occur only once, got \['a'\]"):
-        make_task(tmp_path, **file, labels=True)
 
 
 def test_a_model_of_classes_that_differ_by_case_is_loaded_and_sampled(tmp_path, capfd, monkeypatch):
@@ -603,7 +581,7 @@ def test_prompts_that_are_refused(npz, tmp_path):
     for keep in ("middle", "0,0,9,8"):
         with pytest.raises(SettingsError, match="keep left, right, top, bottom, or x0,y0,x1,y1 within 8 x 8"):
             task.complete(tmp_path / "a.png", keep)
-    with pytest.raises(SettingsError, match=r"Image not found: .*b.png"):
+    with pytest.raises(SettingsError, match=r"b.png must be an image, .*No such file"):
         task.complete(tmp_path / "b.png", "left")
     RANDOM.convert("L").save(tmp_path / "c.png")
     with pytest.raises(SettingsError, match=r"c.png is grayscale, the model has colors"):

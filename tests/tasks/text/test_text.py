@@ -94,18 +94,14 @@ def test_files_plain_and_compressed_blocks_and_whole(tmp_path):
     assert TextFiles((pattern,)).digest() != TextFiles((pattern,), "file").digest()
 
 
-@pytest.mark.parametrize(
-    ("contents", "message"),
-    [
-        (b"\xff\xfe\x00b\xc3", "is not text in UTF-8"),
-        (b"abc\0def", "zero bytes"),
-        (b"  \n\n ", "the corpus is empty"),
-    ],
-)
-def test_files_that_are_no_text(tmp_path, contents, message):
-    (tmp_path / "x.txt").write_bytes(contents)
-    with pytest.raises(SettingsError, match=message):
-        Text(files=str(tmp_path / "x.txt"), cache=str(tmp_path))
+def test_files_without_text(tmp_path):
+    file = tmp_path / "x.txt"
+    file.write_bytes(b"\xff\xfe\x00b\xc3")
+    with pytest.raises(SettingsError, match="is not text in UTF-8"):
+        Text(files=str(file), cache=str(tmp_path))
+    file.write_bytes(b"  \n\n ")
+    with pytest.raises(SettingsError, match="must fill one block"):
+        Text(files=str(file), cache=str(tmp_path)).setup("fit")
 
 
 def test_other_bad_settings(tmp_path, corpus_file):
@@ -113,15 +109,11 @@ def test_other_bad_settings(tmp_path, corpus_file):
         Text(files=str(tmp_path / "none*.txt"))
     with pytest.raises(SettingsError, match="not both"):
         Text(files="a", hub="b")
-    with pytest.raises(SettingsError, match="at least 257"):
-        text(corpus_file, tmp_path, vocabulary=100)
-    with pytest.raises(SettingsError, match="length >= 3"):
-        text(corpus_file, tmp_path, length=2)
     with pytest.raises(SettingsError, match="Tokenizer not found"):
         text(corpus_file, tmp_path, tokenizer="no/such/tokenizer.json")
-    with pytest.raises(SettingsError, match="does not fill one block of 100000 tokens"):
+    with pytest.raises(SettingsError, match="training documents must fill one block of 100000 tokens"):
         text(corpus_file, tmp_path, length=100_000).setup("fit")
-    with pytest.raises(SettingsError, match=r"Raise --data\.val_share"):
+    with pytest.raises(SettingsError, match=r"validation documents .* change --data\.val_share"):
         text(corpus_file, tmp_path, length=4000, val_share=0.01).setup("fit")
 
 
@@ -593,9 +585,7 @@ def test_each_definition_has_its_own_input(corpus_file, tmp_path, small_gpt2):
 def test_judges_of_the_same_name_are_refused(corpus_file, tmp_path, small_gpt2):
     shutil.copytree(small_gpt2, tmp_path / "small-2_5.x")
     task = text(corpus_file, tmp_path)
-    with pytest.raises(
-        SettingsError, match="are both called small-2_5_x; use one of them, or rename its folder"
-    ):
+    with pytest.raises(SettingsError, match=r"Judges must have different names, got .*small-2_5"):
         task.use_judges(f"ngram,{small_gpt2},{tmp_path / 'small-2_5.x'}")
     task.use_judges(f"ngram,ngram,{small_gpt2}")
 
@@ -605,7 +595,7 @@ def test_a_judge_runs_on_the_gpu_of_its_process(corpus_file, tmp_path, monkeypat
     task = text(corpus_file, tmp_path)
 
     def load(*args, **options):
-        asked.append((*args, options["progress"]))
+        asked.append((*args[:2], options["progress"]))
 
     monkeypatch.setattr("tauflow.tasks.text.metrics.causal_judge", load)
     task.judge("a")

@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import shutil
 import sys
 from contextlib import contextmanager
 
@@ -223,7 +222,6 @@ UNFIT = {
     "pickle": lambda path: rewritten(path, lambda arrays: arrays.update(grams=np.array([{}], dtype=object))),
     "NaN": turns("unigrams", lambda old: old * np.nan),
     "foreign token": turns("validation", lambda old: old + 1000),
-    "fewer counts": turns("counts_2", lambda old: old[:3]),
 }
 
 
@@ -249,17 +247,6 @@ def test_statistics_are_read_as_they_were_written(run):
     )
     np.testing.assert_array_equal(read.memorized(blocks), task.statistics.memorized(blocks))
     np.testing.assert_array_equal(read.unigrams, task.statistics.unigrams)
-
-
-def test_damaged_blocks_name_the_folder_to_remove(corpus_file, tmp_path):
-    text(corpus_file, tmp_path).setup("fit")
-    (folder,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
-    (folder / "val.arrow").unlink()
-    with pytest.raises(SettingsError, match=rf"{folder.name} are damaged \(.*; remove that folder") as caught:
-        text(corpus_file, tmp_path).setup("fit")
-    assert "\n" not in str(caught.value)
-    shutil.rmtree(folder)
-    text(corpus_file, tmp_path).setup("fit")
 
 
 # A full disk
@@ -333,7 +320,7 @@ def test_a_data_set_that_breaks_while_it_is_read():
         SettingsError, match=r"cannot read the data set 'some/set'.*the network is gone; check"
     ):
         next(found)
-    with pytest.raises(SettingsError, match="holds no text"):
+    with pytest.raises(SettingsError, match="must be a column of text"):
         list(hub.texts([{"text": 3}]))
 
 
@@ -403,10 +390,8 @@ def test_broken_files_of_a_tokenizer(corpus_file, tmp_path):
 
 def test_prompts_with_broken_unicode(corpus_file, tmp_path):
     task = text(corpus_file, tmp_path)
-    with pytest.raises(SettingsError, match=r"broken Unicode .* at character 5"):
+    with pytest.raises(SettingsError, match="cannot encode the text"):
         task.prompt("the \udcff people")
-    with pytest.raises(SettingsError, match="broken Unicode"):
-        task.infill("____\ud800")
 
 
 def test_samples_do_not_control_the_terminal(corpus_file, tmp_path):
@@ -429,15 +414,6 @@ def test_names_that_exist_are_taken_literally(tmp_path, monkeypatch, name):
     for names in (f"{name},plain.txt", f"{name}, plain.txt"):
         assert list(TextFiles(split_patterns(names)).documents()) == ["right", "plain"]
     assert list(TextFiles(split_patterns(f"pl*.txt, {name}")).documents()) == ["plain", "right"]
-
-
-def test_a_file_that_cannot_be_read(corpus_file, monkeypatch):
-    def refused(self):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("pathlib.Path.read_bytes", refused)
-    with pytest.raises(SettingsError, match=r"corpus\.txt cannot be read \(Permission denied\). Check"):
-        TextFiles(split_patterns(str(corpus_file))).digest()
 
 
 def test_an_empty_name_is_no_other_corpus():

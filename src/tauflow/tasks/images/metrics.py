@@ -20,7 +20,6 @@ Shapes: B samples of an update, N in all, M real images, D coordinates, H x W pi
 
 import hashlib
 import re
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -87,9 +86,11 @@ def feature_metrics(task: "Images", name: str) -> dict[str, Metric]:
     seen = SampleFeatures(task, FeatureNetwork(name))
     label = label_of(name)
     metrics: dict[str, Metric] = {
-        f"kid_{label}": KernelDistance(seen),
-        f"fd16_{label}": ShortFrechetDistance(seen),
-        f"fid_{label}": FrechetDistance(seen),
+        # KID has no bias at any number of samples, so it is around 0, and below it too, for real images
+        f"kid_{label}": FeatureDistance(seen, kernel_distance, logarithmic=False),
+        f"fd16_{label}": FeatureDistance(seen, short_frechet_distance),
+        # at few samples most of FID is bias: compare it at equal numbers only
+        f"fid_{label}": FeatureDistance(seen, frechet_distance),
     }
     if task.conditions:
         metrics[f"label_accuracy_{label}"] = LabelAccuracy(seen)
@@ -101,7 +102,6 @@ _KNOWN: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()  # of real 
 
 
 def _once(task: "Images", what: str, make: Callable[[], T]) -> T:
-    """Make something of the task's real data, once."""
     known = _KNOWN.setdefault(task, {})
     if what not in known:
         known[what] = make()
@@ -174,39 +174,25 @@ def _patch_noise(levels: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Gaussian:
-    """Mean (F,) of features, and a root (R, F) of their covariance root^T root, R at most F."""
-
-    mean: Tensor
-    root: Tensor
-
-    @classmethod
-    def of(cls, features: Tensor) -> "Gaussian":
-        """Return the one with the moments of features (N, F)."""
-        mean = features.mean(0)
-        return cls(mean, torch.linalg.qr((features - mean) / (len(features) - 1) ** 0.5, mode="r").R)
-
-
-@dataclass(frozen=True)
 class RealFeatures:
     """Features (M, F) of real images, float64, and what follows from them."""
 
     features: Tensor
 
     @cached_property
-    def gaussian(self) -> Gaussian:
-        return Gaussian.of(self.features)
+    def root(self) -> Tensor:
+        """Return a root (R, F) of the covariance root^T root, R at most F."""
+        centered = self.features - self.features.mean(0)
+        return torch.linalg.qr(centered / (len(self.features) - 1) ** 0.5, mode="r").R
 
     @cached_property
     def principal(self) -> "RealFeatures":
-        """Return the features in their first DIRECTIONS principal directions."""
         return RealFeatures(self.features @ self.directions)
 
     @cached_property
     def directions(self) -> Tensor:
         """Return those directions as columns (F, DIRECTIONS), or all where there are fewer."""
-        root = self.gaussian.root
-        return torch.linalg.eigh(root.T @ root).eigenvectors.flip(1)[:, :DIRECTIONS]
+        return torch.linalg.eigh(self.root.T @ self.root).eigenvectors.flip(1)[:, :DIRECTIONS]
 
     @cached_property
     def kernel_mean(self) -> Tensor:
@@ -215,7 +201,7 @@ class RealFeatures:
         return _kernel_sums(self.features).sum() / (count * (count - 1))
 
 
-def frechet_distance(real: Gaussian, features: Tensor) -> tuple[Tensor, Tensor]:
+def frechet_distance(real: RealFeatures, features: Tensor) -> tuple[Tensor, Tensor]:
     """Return the distance between Gaussians with the moments of both, and its standard error.
 
     The trace of the root of the product of the covariances is the sum of the singular values of the product
@@ -226,12 +212,17 @@ def frechet_distance(real: Gaussian, features: Tensor) -> tuple[Tensor, Tensor]:
     if count < 2:
         return NAN, NAN
     centered = features - features.mean(0)
-    shift = features.mean(0) - real.mean
+    shift = features.mean(0) - real.features.mean(0)
     u, s, _ = torch.linalg.svd(centered @ real.root.T / (count - 1) ** 0.5, full_matrices=False)
     spread = centered.square().sum(1)
     value = shift.square().sum() + real.root.square().sum() + spread.sum() / (count - 1) - 2 * s.sum()
     slopes = 2 * centered @ shift + spread - (count - 1) * u.square() @ s  # up to a constant
     return value, standard_error(slopes)
+
+
+def short_frechet_distance(real: RealFeatures, features: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the same in the first principal directions of the real features, with little bias."""
+    return frechet_distance(real.principal, features @ real.directions)
 
 
 def kernel_distance(real: RealFeatures, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -280,7 +271,6 @@ class Classifier:
         return cls(weights, bias.masked_fill(counts == 0, -torch.inf))
 
     def __call__(self, features: Tensor) -> Tensor:
-        """Return the classes (N,) of features (N, F)."""
         return (features.to(self.weights) @ self.weights + self.bias).argmax(1)
 
 
@@ -318,21 +308,16 @@ NETWORKS = {"lite0": Lite0, "inception": _inception}
 def load_network(name: str) -> nn.Module:
     """Load a network by its name, once; what its constructor draws does not move the global generator."""
     if name not in NETWORKS and not re.search(r"[.:]", name):
-        known = ", ".join(NETWORKS)
         raise SettingsError(
-            f"there are no features {name!r}; use {known}, or your own: module.Class or path/to/file.py:Class"
+            f"--data.features must be {', '.join(NETWORKS)}, module.Class, or path/to/file.py:Class, got "
+            f"{name!r}."
         )
     make = NETWORKS.get(name) or import_object(name, nn.Module)
     try:
         with torch.random.fork_rng(devices=[]):
             return make().eval()
-    except Exception as error:  # whatever a network of the user's own raises, or a download
-        if isinstance(error, ImportError) and name in INSTALL:
-            raise SettingsError(f"the features {name} need more packages: {INSTALL[name]}") from None
-        advice = "try again, or use other features" if name in NETWORKS else "it is made without arguments"
-        raise SettingsError(
-            f"cannot make the features {name} ({type(error).__name__}: {error}); {advice}"
-        ) from None
+    except ImportError as error:
+        raise SettingsError(f"The features {name} need more packages: {INSTALL.get(name, error)}") from None
 
 
 def label_of(name: str) -> str:
@@ -364,8 +349,13 @@ class FeatureNetwork:
             part = seen[begin : begin + CHUNK].to(device).permute(0, 3, 1, 2).contiguous()
             # samples may be drawn in another precision
             with torch.inference_mode(), torch.autocast(device.type, enabled=False):
-                parts.append(self._check(network(part), len(part)))
-        return torch.cat(parts)[: len(images)].to(images.device)
+                parts.append(network(part))
+            if parts[-1].ndim != 2 or len(parts[-1]) != len(part):
+                raise SettingsError(
+                    f"The features {self.name} of images (N, 3, H, W) must be (N, F), got "
+                    f"{tuple(parts[-1].shape)} for {len(part)} images. Change the network."
+                )
+        return torch.cat(parts)[: len(images)].to(images.device).float()
 
     def cached(self, images: Tensor, folder: Path) -> Tensor:
         """Return the same of real images; keep them in a file of the folder.
@@ -385,16 +375,6 @@ class FeatureNetwork:
             np.save(file, features.numpy())
         return features
 
-    def _check(self, features: Tensor, count: int) -> Tensor:
-        if features.ndim != 2 or len(features) != count or not features.is_floating_point():
-            raise SettingsError(
-                f"the features {self.name} must be float (N, F) for images uint8 (N, 3, H, W), got "
-                f"{features.dtype} {tuple(features.shape)} for {count} images"
-            )
-        if not features.isfinite().all():
-            raise SettingsError(f"the features {self.name} of an image are not finite; check the network")
-        return features.float()
-
 
 # Metrics in features
 
@@ -408,7 +388,6 @@ class SampleFeatures:
         self._last: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """Return the features (B, F) of samples (B, D)."""
         if self._last is None or not torch.equal(self._last[0], tokens):
             if ((tokens < 0) | (tokens >= self.task.num_tokens)).any():
                 raise SettingsError(
@@ -419,20 +398,14 @@ class SampleFeatures:
 
     @property
     def real(self) -> RealFeatures:
-        """Return what is known of the features of the reference images."""
-
         def make() -> RealFeatures:
             images = self.task.reference_images(self.task.reference_items)
-            if len(images) < 2:
-                raise SettingsError("features need two training images or more to compare with")
             return RealFeatures(self.network.cached(images, Path(self.task.cache)).double())
 
         return _once(self.task, f"features of {self.network.name}", make)
 
     @property
     def classifier(self) -> Classifier:
-        """Return what tells the classes of the reference images apart."""
-
         def make() -> Classifier:
             labels = self.task.reference_labels(self.task.reference_items)
             return Classifier.fit(self.real.features, labels, self.task.conditions[0])
@@ -440,18 +413,25 @@ class SampleFeatures:
         return _once(self.task, f"classifier of {self.network.name}", make)
 
     def classes(self, tokens: Tensor) -> Tensor:
-        """Return the classes (B,) that samples look like."""
         return self.classifier(self(tokens).cpu()).to(tokens.device)
 
 
-class FeatureMetric(SampleMetric):
-    """Abstract: compares the features of all samples with real ones."""
+class FeatureDistance(SampleMetric):
+    """A distance between the features of all samples and real ones."""
 
     features: list[Tensor]
 
-    def __init__(self, seen: SampleFeatures, **kwargs: Any):
+    def __init__(
+        self,
+        seen: SampleFeatures,
+        distance: Callable[[RealFeatures, Tensor], tuple[Tensor, Tensor]],
+        logarithmic: bool = True,
+        **kwargs: Any,
+    ):
         super().__init__(**kwargs)
         self.seen = seen
+        self.distance = distance
+        self.logarithmic = logarithmic
         self.add_state("features", [], dist_reduce_fx="cat")
 
     def update(self, tokens: Tensor) -> None:
@@ -459,33 +439,6 @@ class FeatureMetric(SampleMetric):
 
     def compute(self) -> tuple[Tensor, Tensor]:
         return self.distance(self.seen.real, joined(self.features).cpu().double())
-
-    @abstractmethod
-    def distance(self, real: RealFeatures, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distance of features (N, F) from the real ones, and its standard error."""
-
-
-class FrechetDistance(FeatureMetric):
-    """FID: in all features. At few samples most of it is bias: compare it at equal numbers only."""
-
-    def distance(self, real: RealFeatures, features: Tensor) -> tuple[Tensor, Tensor]:
-        return frechet_distance(real.gaussian, features)
-
-
-class ShortFrechetDistance(FeatureMetric):
-    """The same in the first 16 principal directions of the real features, with little bias."""
-
-    def distance(self, real: RealFeatures, features: Tensor) -> tuple[Tensor, Tensor]:
-        return frechet_distance(real.principal.gaussian, features @ real.directions)
-
-
-class KernelDistance(FeatureMetric):
-    """KID: without bias at any number of samples, so around 0, and below it too, for real images."""
-
-    logarithmic = False
-
-    def distance(self, real: RealFeatures, features: Tensor) -> tuple[Tensor, Tensor]:
-        return kernel_distance(real, features)
 
 
 class LabelAccuracy(ConditionalSampleMean):

@@ -22,11 +22,9 @@ from tauflow.untrusted import read_arrays
 
 FORMATS = ("BMP", "JPEG", "PNG", "PPM", "WEBP")
 EXTENSIONS = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".webp")
+MAX_CLASSES = 2**16
 SplitName = Literal["train", "val"]
 VALIDATION = ("validation", "valid", "val", "test")  # names of splits; the first one there is taken
-
-
-# One image
 
 
 def read_image(file: Path | bytes, name: str) -> np.ndarray:
@@ -36,31 +34,24 @@ def read_image(file: Path | bytes, name: str) -> np.ndarray:
     bits, and other modes raise an error: each could be converted in several ways.
     """
     try:
-        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS) as image:
-            return _pixels(ImageOps.exif_transpose(image), name)
-    except SettingsError:
-        raise
-    except FileNotFoundError:
-        raise SettingsError(f"Image not found: {name}") from None
-    except IsADirectoryError:
-        raise SettingsError(f"{name} is a folder. Choose an image in it.") from None
+        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS) as opened:
+            image = ImageOps.exif_transpose(opened)
     except Exception as error:  # the library raises many kinds
         raise SettingsError(
-            f"{name} is damaged, or not one of {', '.join(FORMATS)} ({first_line(error)}); replace or remove "
-            "it"
+            f"{name} must be an image, one of {', '.join(FORMATS)} ({first_line(error)}). Replace it."
         ) from None
-
-
-def _pixels(image: Image.Image, name: str) -> np.ndarray:
     if image.mode in ("1", "L"):
         return np.array(image.convert("L"))
-    if image.mode not in ("RGB", "P", "PA", "LA", "RGBA"):
+    kind = image.mode
+    fits = kind in ("RGB", "P", "PA", "LA", "RGBA")
+    if fits and image.has_transparency_data:
+        image = image.convert("RGBA")
+        fits = np.array(image.getchannel("A")).min() == 255
+        kind = "transparent pixels"
+    if not fits:
         raise SettingsError(
-            f"{name} has pixels of kind {image.mode}; save it as grayscale or RGB with 8 bits per channel"
+            f"{name} must be grayscale or RGB with 8 bits per channel, got {kind}. Save it as such."
         )
-    image = image.convert("RGBA") if image.has_transparency_data else image
-    if "A" in image.getbands() and np.array(image.getchannel("A")).min() < 255:
-        raise SettingsError(f"{name} has transparent pixels; save it on a background, without alpha channel")
     return np.array(image.convert("RGB"))
 
 
@@ -78,7 +69,6 @@ def fit_image(image: np.ndarray, size: tuple[int, int], name: str) -> np.ndarray
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of an .npz file."""
     try:
         return read_arrays(path)
     except Exception as error:  # zipfile and numpy raise many kinds
@@ -138,14 +128,13 @@ class ImageFolder(ImageSource):
 
     @cached_property
     def names(self) -> list[Path]:
-        """Return the images, relative to the folder."""
-        if not self.path.is_dir():
-            raise SettingsError(f"--data.pictures: Folder not found: {self.path}")
         found = [
             path for path in self.path.rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file()
         ]
         if not found:
-            raise SettingsError(f"--data.pictures: {self.path} holds no image ({', '.join(EXTENSIONS)})")
+            raise SettingsError(
+                f"--data.pictures: Folder with images ({', '.join(EXTENSIONS)}) not found: {self.path}"
+            )
         return sorted(path.relative_to(self.path) for path in found)
 
     def digest(self) -> str:
@@ -193,7 +182,6 @@ class ImageArrays(ImageSource):
         return [str(number) for number in range(self.class_count())]
 
     def class_count(self) -> int:
-        """Return how many classes the labels count; 0 if there are none."""
         labels = [self.arrays(split)[1] for split in ("train", "val")]
         if labels[0] is None:
             return 0
@@ -222,45 +210,32 @@ class Npz(ImageArrays):
         before = "test_" if split == "val" else ""
         images = self.contents.get(f"{before}images")
         labels = self.contents.get(f"{before}labels")
-        if images is None:
-            if split == "val":
-                return None, None
-            known = ", ".join(self.contents) or "nothing"
-            raise SettingsError(f"{self.path} has no array 'images'; it has {known}")
-        if images.ndim == 4 and images.shape[3] == 1:
+        if images is None and split == "val":
+            return None, None
+        if images is not None and images.ndim == 4 and images.shape[3] == 1:
             images = images[..., 0]
-        fits = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
-        if not fits or images.dtype != np.uint8 or not images.size:
+        fits = images is not None and (images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3))
+        if images is None or not fits or images.dtype != np.uint8 or not images.size:
+            known = ", ".join(f"{name} {each.dtype} {each.shape}" for name, each in self.contents.items())
             raise SettingsError(
-                f"{before}images of {self.path} must be uint8 (N, H, W) or (N, H, W, 3), got "
-                f"{images.dtype} {images.shape}; scale levels to 0..255 and save them as uint8"
+                f"{before}images of {self.path} must be uint8 (N, H, W) or (N, H, W, 3). The file has: "
+                f"{known or 'nothing'}. Scale levels to 0..255 and save them as uint8."
             )
         if labels is not None and (
-            labels.shape != images.shape[:1] or labels.dtype.kind not in "iu" or labels.min() < 0
+            labels.shape != images.shape[:1]
+            or labels.dtype.kind not in "iu"
+            or not 0 <= labels.min() <= labels.max() < MAX_CLASSES
         ):
             raise SettingsError(
-                f"{before}labels of {self.path} must be whole numbers from 0 on, one for each of the "
-                f"{len(images)} images, got {labels.dtype} {labels.shape}"
+                f"{before}labels of {self.path} must be whole numbers 0 to {MAX_CLASSES - 1}, one for each "
+                f"of the {len(images)} images, got {labels.dtype} {labels.shape}"
             )
         return images, labels
 
     def classes(self) -> list[str]:
         count = self.class_count()
         names = self.contents.get("class_names")
-        if names is None or not count:
-            images = sum(len(self.contents.get(name, ())) for name in ("images", "test_images"))
-            if count > images:
-                raise SettingsError(
-                    f"Labels of {self.path} must be 0 to K - 1 for K classes, got {count - 1} for {images} "
-                    "images. Renumber the labels, or add class_names with a name for each class."
-                )
-            return super().classes()
-        if names.dtype.kind != "U" or names.ndim != 1 or len(names) < count:
-            raise SettingsError(
-                f"class_names of {self.path} must be a text for each label, got {names.dtype} {names.shape} "
-                f"and labels up to {count - 1}."
-            )
-        return names.tolist()
+        return super().classes() if names is None or not count else [str(name) for name in names]
 
 
 @dataclass(frozen=True)
@@ -288,19 +263,13 @@ class Idx(ImageArrays):
     def _read(self, split: SplitName) -> ImagesAndLabels:
         images_file = self.file("images", split, 3)
         labels_file = self.file("labels", split, 1)
-        if images_file is None:
-            if split == "train":
-                raise SettingsError(
-                    f"--data.idx: {self.path} is no folder with train-images-idx3-ubyte or its .gz"
-                )
-            return None, None
-        images = read_idx(images_file, 3)
-        labels = None if labels_file is None else read_idx(labels_file, 1)
-        if labels is not None and len(labels) != len(images):
+        if images_file is None and split == "train":
             raise SettingsError(
-                f"{images_file} holds {len(images)} images, {labels_file} holds {len(labels)} labels"
+                f"--data.idx: {self.path} is no folder with train-images-idx3-ubyte or its .gz"
             )
-        return images, labels
+        if images_file is None:
+            return None, None
+        return read_idx(images_file, 3), None if labels_file is None else read_idx(labels_file, 1)
 
 
 @dataclass(frozen=True)
@@ -317,7 +286,6 @@ class HubImages(ImageSource):
 
     @cached_property
     def data(self) -> Any:
-        """Return the splits by their names."""
         import datasets
 
         try:
@@ -343,27 +311,22 @@ class HubImages(ImageSource):
         return self.val_split or next(iter(others), None)
 
     def _column(self, chosen: str | None, kind: type, what: str) -> str | None:
-        """Return the chosen column of a kind, or the only one."""
+        """Return the chosen column of a kind, or the only one; a data set may have no labels."""
         features = self.data[self.split].features
         fitting = [name for name, feature in features.items() if isinstance(feature, kind)]
-        if chosen is not None and chosen not in fitting:
+        options = fitting if chosen is None else [name for name in fitting if name == chosen]
+        if len(options) != 1 and (options or chosen or what == "image"):
             raise SettingsError(
-                f"--data.{what}_column {chosen}: {self.name!r} has no such column of type {kind.__name__}; "
-                f"those of this type are: {', '.join(fitting) or 'none'}"
+                f"--data.{what}_column must be a column of type {kind.__name__} of {self.name!r} "
+                f"({', '.join(fitting) or 'there is none'}), got {chosen}. Choose one."
             )
-        if chosen is None and len(fitting) > 1:
-            raise SettingsError(f"choose one of {', '.join(fitting)} as --data.{what}_column")
-        return chosen or next(iter(fitting), None)
+        return next(iter(options), None)
 
     @property
     def _image_column(self) -> str:
         import datasets
 
-        found = self._column(self.image, datasets.Image, "image")
-        if found is None:
-            columns = ", ".join(self.data[self.split].column_names)
-            raise SettingsError(f"{self.name!r} has no column of images; it has: {columns}")
-        return found
+        return str(self._column(self.image, datasets.Image, "image"))
 
     @property
     def _label_column(self) -> str | None:

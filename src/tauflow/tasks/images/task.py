@@ -4,7 +4,6 @@ Shapes: B samples of H x W pixels, D tokens of a sample, V data tokens.
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -114,52 +113,20 @@ class Images(Task):
     )
 
     def __post_init__(self) -> None:
-        self._check_settings()
+        given = [f"--data.{name}" for name in SOURCES if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise SettingsError(f"Give one source of images, not {' and '.join(given)}.")
         if self.tokens == "palette" and self.palette_colours is None:
             self.palette_colours = self._cache.palette(self.levels)
         self.pixels: Pixels = pixels_from(self.tokens, self.levels, self.palette_colours)
         if self.labels:
             self.class_names = self._cache.classes if self.class_names is None else self.class_names
-            self._check_class_names(self.class_names)
             self.conditions = (len(self.class_names),)
         if self.size is None:
-            height, width = self._cache.size
+            height, width = self._cache.images["train"].shape[1:3]
             self.size = height if height == width else [height, width]
         self.num_tokens = self.pixels.num_tokens
         self.shape = (*sides(self.size), *self.pixels.channels)
-
-    def _check_settings(self) -> None:
-        given = [name for name in SOURCES if getattr(self, name) is not None]
-        if len(given) > 1:
-            flags = " and ".join(f"--data.{name}" for name in given)
-            raise SettingsError(f"give one source of images, not {flags}")
-        if isinstance(self.size, list):
-            valid = len(self.size) == 2 and min(self.size) >= 1
-        else:
-            valid = self.size is None or self.size >= 1
-        if not valid:
-            raise SettingsError(
-                f"--data.size must be the pixels of a side or [height, width], at least 1, got {self.size}."
-            )
-        if self.batch_size < 1 or self.val_items < 2 or not 0 < self.val_share < 1:
-            raise SettingsError(
-                "images need batch_size >= 1, val_items >= 2 and val_share in (0, 1), got "
-                f"{self.batch_size}, {self.val_items} and {self.val_share}"
-            )
-        colors = self.palette_colours
-        if colors is not None and (self.tokens != "palette" or len(colors) != self.levels):
-            raise SettingsError(
-                f"--data.palette_colours needs --data.tokens palette and --data.levels {len(colors)}, got "
-                f"{self.tokens} and {self.levels}"
-            )
-
-    def _check_class_names(self, names: list[str]) -> None:
-        wrong = [name for name, count in Counter(names).items() if count > 1 or not isinstance(name, str)]
-        if wrong or not names:
-            raise SettingsError(
-                f"Class names must be texts that occur only once, got {wrong[:3]}. Rename a class in the "
-                "data, or pass --data.class_names."
-            )
 
     @property
     def channels(self) -> ChannelsName | None:  # type: ignore[override]  # depends on the tokens
@@ -170,7 +137,6 @@ class Images(Task):
 
     @property
     def source(self) -> ImageSource:
-        """Return where the images come from."""
         if self.hub is not None:
             return HubImages(
                 self.hub,
@@ -194,16 +160,15 @@ class Images(Task):
         size = None if self.size is None else sides(self.size)
         split = ImageSplit(size, self.val_share, self.seed)
         found = cached_images(Path(self.cache), self.source, split, progress=True)
-        if self.tokens != "grey" and not found.has_color:
+        if self.tokens != "grey" and found.images["train"].ndim == 3:
             raise SettingsError(
                 f"--data.tokens {self.tokens} needs color images, these are grayscale; use grey"
             )
-        if self.labels and not found.classes:
-            raise SettingsError("the images have no labels; train with --data.labels false")
-        if self.class_names is not None and len(self.class_names) != len(found.classes):
+        expected = len(found.classes) if self.class_names is None else len(self.class_names)
+        if self.labels and not len(found.classes) == expected > 0:
             raise SettingsError(
-                f"--data.class_names has {len(self.class_names)} names, the images have "
-                f"{len(found.classes)} classes. Remove it, or give each class a name."
+                f"The images must have labels of {expected or 'some'} classes, got {len(found.classes)}. "
+                "Pass other images, or train with --data.labels false."
             )
         return found
 
@@ -242,7 +207,6 @@ class Images(Task):
             KeptImages(val, val_labels, reference, labels, self.unigrams().numpy()).save(folder / KEPT)
 
     def unigrams(self) -> Tensor:
-        """Return the distribution of the first training images, with one added to every count."""
         return super().unigrams() if self._kept is None else torch.from_numpy(self._kept.unigrams)
 
     @property
@@ -260,7 +224,6 @@ class Images(Task):
         return self.decode(torch.from_numpy(self._reference(count)[0]))
 
     def reference_labels(self, count: int) -> Tensor:
-        """Return the labels (N,) of the same images."""
         return torch.from_numpy(self._reference(count)[1]).long()
 
     def _reference(self, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -284,7 +247,6 @@ class Images(Task):
         return self.pixels.decode(tokens.reshape(-1, *self.shape))
 
     def show(self, tokens: Tensor, condition: Tensor | None = None) -> np.ndarray:
-        """Return samples as images uint8 (B, H, W, 3)."""
         return self.decode(tokens.cpu()).numpy()
 
     def caption(self, condition: Tensor) -> str:
@@ -339,7 +301,6 @@ class Images(Task):
 
 
 def sides(size: int | list[int]) -> tuple[int, int]:
-    """Return the height and width that a setting means."""
     height, width = (size, size) if isinstance(size, int) else size
     return height, width
 

@@ -54,7 +54,6 @@ class Levels(Pixels):
         self.num_tokens = levels
 
     def quantize(self, images: Tensor) -> Tensor:
-        """Return levels of bytes."""
         return images // (256 // self.num_tokens)
 
     def dequantize(self, levels: Tensor) -> Tensor:
@@ -117,17 +116,8 @@ class Palette(Pixels):
     """One token per pixel: the nearest of V colors (V, 3), which have no order."""
 
     def __init__(self, colors: list[list[int]]):
-        try:
-            given = np.array(colors)
-            fits = given.ndim == 2 and given.shape[1] == 3 and given.dtype.kind == "i"
-        except ValueError:  # rows of unequal lengths
-            fits = False
-        if not fits or not 2 <= len(given) <= 256 or given.min() < 0 or given.max() > 255:
-            raise SettingsError(
-                "--data.palette_colours is a list of 2 to 256 colors [red, green, blue], 0 to 255"
-            )
-        self.colors = torch.from_numpy(given.astype(np.uint8))
-        self.num_tokens = len(given)
+        self.colors = torch.tensor(colors, dtype=torch.uint8).reshape(-1, 3)
+        self.num_tokens = len(self.colors)
         self._nearest = torch.zeros(0, dtype=torch.uint8)  # of a color by its number, found when first seen
         self._seen = torch.zeros(0, dtype=torch.bool)
 
@@ -136,14 +126,10 @@ class Palette(Pixels):
             self._nearest, self._seen = (torch.zeros(2**24, dtype=kind) for kind in (torch.uint8, torch.bool))
         numbers = (images.long() * torch.tensor([2**16, 2**8, 1])).sum(-1)
         for new in numbers[~self._seen[numbers]].unique().split(CHUNK):
-            self._nearest[new] = self._find(new)
+            pixels = torch.stack([new >> 16, new >> 8 & 255, new & 255], -1).float()  # exact at this size
+            self._nearest[new] = _nearest(pixels, self.colors.float()).to(torch.uint8)
             self._seen[new] = True
         return self._nearest[numbers]
-
-    def _find(self, numbers: Tensor) -> Tensor:
-        """Return the nearest colors, the first of equally near ones; floats are exact at this size."""
-        pixels = torch.stack([numbers >> 16, numbers >> 8 & 255, numbers & 255], -1).float()
-        return _nearest(pixels, self.colors.float()).to(torch.uint8)
 
     def decode(self, tokens: Tensor) -> Tensor:
         data, tokens = self.split_data(tokens)
@@ -169,15 +155,14 @@ def find_palette(images: np.ndarray, count: int) -> list[list[int]]:
         sums = torch.zeros_like(centers).index_add_(0, nearest, weights[:, None] * colors)
         totals = torch.zeros(count).index_add_(0, nearest, weights)[:, None]
         centers = torch.where(totals > 0, sums / totals.clamp(min=1), centers)
-    palette = _add_centers(
-        centers.round().unique(dim=0), colors, weights, count
-    )  # some may have become equal
+    # some centers may have become equal
+    palette = _add_centers(centers.round().unique(dim=0), colors, weights, count)
     luma = (palette * torch.tensor([299.0, 587.0, 114.0])).sum(1)
     return palette[luma.argsort(stable=True)].long().tolist()
 
 
 def _nearest(colors: Tensor, centers: Tensor) -> Tensor:
-    """Return the numbers (n,) of the centers (k, 3) that are nearest to colors (n, 3)."""
+    """Return the numbers (n,) of the centers (k, 3) nearest to colors (n, 3); the first of equal ones."""
     return (centers.square().sum(1) - 2 * colors @ centers.T).argmin(1)
 
 
@@ -192,7 +177,6 @@ def _add_centers(centers: Tensor, colors: Tensor, weights: Tensor, count: int) -
 
 
 def pixels_from(name: TokensName, levels: int, colors: list[list[int]] | None) -> Pixels:
-    """Return how images become tokens; colors are those of a palette."""
     if name == "palette":
         return Palette(colors or [])
     kinds: dict[str, type[Grey | RGB | Decorrelated]] = {

@@ -69,42 +69,29 @@ class Bins:
 
     def read(self, text: str) -> list[int]:
         """Read a condition: "logp=high qed=0.8" gives each property as low, high, or a value in its bin."""
-        found: dict[str, int] = {}
-        for word in text.lower().replace(",", " ").split():
-            name, _, value = word.partition("=")
-            if name not in self.names or name in found:
-                raise self._unreadable(text)
-            edges = self.edges[self.names.index(name)]
-            if value == "low":
-                found[name] = 0
-            elif value == "high":
-                found[name] = len(edges)
-            else:
-                try:
-                    number = float(value)
-                except ValueError:
-                    number = math.nan
-                if not math.isfinite(number):
-                    raise self._unreadable(text)
-                found[name] = int(np.searchsorted(edges, number, "right"))
-        if len(found) < len(self.names):  # the network never saw a part of a condition
-            raise self._unreadable(text)
-        return [found[name] for name in self.names]
-
-    def _unreadable(self, text: str) -> SettingsError:
-        example = " ".join(f"{name}=high" for name in self.names)
-        ranges = "; ".join(
-            f"{name}: {', '.join(_range_text(edges, number) for number in range(len(edges) + 1))}"
-            for name, edges in zip(self.names, self.edges, strict=True)
-        )
-        return SettingsError(
-            f"a condition gives each of {', '.join(self.names)} once, as low, high or a value, such as "
-            f"{example!r}, or the numbers of their bins from 0; got {text!r} (bins of {ranges})"
-        )
+        words = [word.partition("=") for word in text.lower().replace(",", " ").split()]
+        values = {name: {"low": "-inf", "high": "inf"}.get(value, value) for name, _, value in words}
+        try:
+            # all of them: the network never saw a part of a condition
+            numbers = [float(values.pop(name)) for name in self.names]
+            readable = not values and len(words) == len(numbers) and not any(map(math.isnan, numbers))
+        except (KeyError, ValueError):
+            readable = False
+        if not readable:
+            example = " ".join(f"{name}=high" for name in self.names)
+            ranges = "; ".join(
+                f"{name}: {', '.join(_range_text(edges, number) for number in range(len(edges) + 1))}"
+                for name, edges in zip(self.names, self.edges, strict=True)
+            )
+            raise SettingsError(
+                f"a condition gives each of {', '.join(self.names)} once, as low, high or a value, such as "
+                f"{example!r}, or the numbers of their bins from 0; got {text!r} (bins of {ranges})"
+            )
+        pairs = zip(self.edges, numbers, strict=True)
+        return [int(np.searchsorted(edges, number, "right")) for edges, number in pairs]
 
 
 def property_names(text: str) -> tuple[str, ...]:
-    """Read a setting such as "logp,qed"."""
     names = tuple(word.strip().lower() for word in text.split(","))
     if not set(names) <= set(PROPERTIES) or len(set(names)) < len(names):
         raise SettingsError(

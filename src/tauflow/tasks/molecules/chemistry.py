@@ -97,7 +97,6 @@ def properties(smiles: Sequence[str], names: Sequence[str] = PROPERTIES) -> dict
 
 
 def molecule_properties(molecules: Sequence[Any], names: Sequence[str] = PROPERTIES) -> dict[str, np.ndarray]:
-    """Return properties of RDKit molecules, float64 (N,) each."""
     return {
         name: np.array([_property_function(name)(each) for each in molecules], np.float64) for name in names
     }

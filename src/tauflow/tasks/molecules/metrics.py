@@ -38,11 +38,7 @@ NAN = torch.tensor(torch.nan)
 
 
 class SampledMolecules:
-    """Samples as molecules; the newest ones are remembered for all metrics, tables and drawings.
-
-    Args:
-        texts: turns samples (B, D) into SMILES.
-    """
+    """Samples as molecules; the newest ones are remembered for all metrics, tables and drawings."""
 
     def __init__(self, texts: Callable[[Tensor], list[str]]):
         self._texts = texts
@@ -91,13 +87,7 @@ class UniqueValid(Unique):
 
 
 class Hit(ConditionalSampleMean):
-    """Share of the valid samples whose properties lie in the requested bins, all of them or one.
-
-    Args:
-        molecules: the samples as molecules.
-        bins: of the properties, the columns of a condition.
-        column: of the property that counts; None: all must hit.
-    """
+    """Share of the valid samples whose properties lie in the requested bins, all of them or one column's."""
 
     higher_is_better = True
     logarithmic = False
@@ -120,8 +110,6 @@ class Hit(ConditionalSampleMean):
         return ((there == wanted) | (wanted == DROPPED)).all(1)[counted].to(tokens.device)
 
 
-# Metrics of all samples together
-
 JudgeName = Literal["fcd", "diversity", "moses"]
 PARTS = 5
 UNIQUE_AT = (1000, 10000)
@@ -130,7 +118,6 @@ Scores = dict[str, tuple[float, float]]  # value and standard error by name
 
 
 def read_judges(text: str) -> list[JudgeName]:
-    """Read a setting such as "fcd,diversity"."""
     names: list[Any] = [word.strip() for word in text.split(",") if word.strip()]
     unknown = [name for name in names if name not in get_args(JudgeName)]
     if unknown:
@@ -181,14 +168,7 @@ class TrainingMolecules(Container[str]):
 
 
 class Benchmark:
-    """Computes all metrics of a judge, once for the newest samples.
-
-    Args:
-        name: of the judge.
-        texts: turns samples (N, D) into SMILES.
-        real: the molecules that they are compared with.
-        device: of ChemNet.
-    """
+    """Computes all metrics of a judge, once for the newest samples; `device` is that of ChemNet."""
 
     def __init__(
         self,
@@ -204,7 +184,6 @@ class Benchmark:
         self._last: tuple[Tensor, Scores] | None = None
 
     def __call__(self, tokens: Tensor) -> Scores:
-        """Return the metrics of samples (N, D)."""
         if self._last is None or not torch.equal(self._last[0], tokens):
             texts = self._texts(tokens)
             if not any(map(canonical, texts)) and rank() == 0:
@@ -213,7 +192,6 @@ class Benchmark:
         return self._last[1]
 
     def metrics(self) -> "dict[str, BenchmarkMetric]":
-        """Return the metrics by name, given the real molecules that there are."""
         return {
             name: (BenchmarkDistance if name.startswith(DISTANCES) else BenchmarkMetric)(self, name)
             for name in self._metric_names()
@@ -290,12 +268,7 @@ def with_errors(everything: Mapping[str, float], parts: Sequence[Mapping[str, fl
 
 
 class BenchmarkMetric(SampleMetric):
-    """One metric of a benchmark of all samples together.
-
-    Args:
-        benchmark: computes it.
-        name: of the metric.
-    """
+    """One metric of a benchmark of all samples together."""
 
     higher_is_better = True
     logarithmic = False

@@ -136,12 +136,14 @@ def read_caption(text: str) -> Caption:
         return Caption(tuple(groups))
     groups.append(_make_group(text, *match.groups()[4:]))
     caption = Caption(tuple(groups), None if joint == "and" else RELATIONS.index(joint))
-    if groups[0].shape == groups[1].shape:
-        raise _unreadable(text, "the two groups must have different shapes")
-    if caption.relation is not None and caption.objects > 2:
-        raise _unreadable(text, f"{joint} must be between single objects")
-    if caption.objects > MAX_OBJECTS:
-        raise _unreadable(text, f"a scene has at most {MAX_OBJECTS} objects")
+    rules = {
+        "the two groups must have different shapes": groups[0].shape != groups[1].shape,
+        f"{joint} must be between single objects": caption.relation is None or caption.objects == 2,
+        f"a scene has at most {MAX_OBJECTS} objects": caption.objects <= MAX_OBJECTS,
+    }
+    for rule, holds in rules.items():
+        if not holds:
+            raise _unreadable(text, rule)
     return caption
 
 

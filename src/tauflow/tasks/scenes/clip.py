@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tauflow.errors import SettingsError
+from tauflow.errors import SettingsError, first_line
 from tauflow.tasks.metrics import ConditionalSampleMean
 
 CLIP = "openai/clip-vit-large-patch14"
@@ -37,16 +37,11 @@ def load_pretrained(what: str, name: str, model: str, processor: str) -> tuple[A
             name, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
         )
         prepared = getattr(transformers, processor).from_pretrained(name, trust_remote_code=False)
-    except ImportError:
-        raise SettingsError(
-            f"{what} needs more packages: pip install -c constraints.txt -e '.[geneval]'"
-        ) from None
     except Exception as error:  # Transformers raises many kinds
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise SettingsError(
-            f"cannot load {what} {name!r}: {reason}; choose a folder with a Transformers {model}, or one on "
-            "the hub that is cached or can be downloaded"
-        ) from None
+        advice = f"choose a folder with a Transformers {model}, or one on the hub that can be downloaded"
+        if isinstance(error, ImportError):
+            advice = "it needs more packages: pip install -c constraints.txt -e '.[geneval]'"
+        raise SettingsError(f"cannot load {what} {name!r}: {first_line(error)}; {advice}") from None
     if info["missing_keys"]:
         raise SettingsError(
             f"cannot load {what} {name!r}: some weights of a {model} are missing; choose another"
@@ -121,8 +116,7 @@ class ClipScore:
         """Return the scores (B,), which may be negative, of images uint8 (B, H, W, 3) on their device."""
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[-1] != 3:
             raise SettingsError(
-                "images for a CLIP score must be uint8 (B, H, W, 3) with values 0 to 255, got "
-                f"{images.dtype} {tuple(images.shape)}"
+                f"Images must be uint8 (B, H, W, 3), got {images.dtype} {tuple(images.shape)}. Convert them."
             )
         device = self.device or default_device()
         scores = torch.zeros(len(images), dtype=torch.float64)

@@ -71,7 +71,6 @@ class Scenes(Task):
 
     @cached_property
     def prompts(self) -> list[Caption]:
-        """Return the 553 captions of mini-GenEval."""
         return draw_prompts(self.prompt_seed)
 
     def setup(self, stage: str | None = None) -> None:
@@ -79,7 +78,6 @@ class Scenes(Task):
         self.val_data = SceneItems(self.size, self.seed, "val", self.val_items, self.prompts)
 
     def codebook(self) -> Tensor:
-        """Return a vector per code (V, E), for paths between similar codes."""
         return codebook()
 
     def sample_metrics(self) -> MetricCollection:
@@ -91,7 +89,6 @@ class Scenes(Task):
         return render(tokens, self.size)
 
     def caption(self, condition: Tensor) -> str:
-        """Return the words of a caption."""
         return caption_text(condition) or "any scene"
 
     def condition(self, text: str) -> Tensor:

@@ -61,7 +61,6 @@ def shipped_towers(size: int) -> Towers | None:
 
 @cache
 def load_towers(path: Path) -> Towers:
-    """Read towers from a file, once."""
     with torch.device("meta"):  # draws no random numbers
         towers = Towers()
     with np.load(path) as arrays:

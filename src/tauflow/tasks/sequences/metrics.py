@@ -98,9 +98,6 @@ class Unique(SampleMetric):
         return torch.tensor(len(counts) / len(single), dtype=torch.float64), standard_error(single)
 
 
-# Statistics
-
-
 @dataclass(frozen=True)
 class SequenceStatistics:
     """Distributions of the training strings, their digests, and the validation strings as tokens."""
@@ -143,12 +140,10 @@ class SequenceStatistics:
         )
 
     def columns(self) -> dict[str, np.ndarray]:
-        """Return the validation items as columns."""
         conditions = {"condition": self.conditions} if self.conditions.shape[1] else {}
         return {"tokens": self.validation, **conditions}
 
     def known(self, texts: Sequence[str]) -> np.ndarray:
-        """Return which strings (B,) are among the training strings."""
         found = _shorten(np.array([hash_string(text) for text in texts], dtype=np.uint64))
         place = np.searchsorted(self.digests, found).clip(max=len(self.digests) - 1)
         return self.digests[place] == found
@@ -173,29 +168,27 @@ class SequenceStatistics:
             digests = saved.pop(GAPS).cumsum(dtype=np.uint64)
             strings = str(saved.pop(STRINGS, ""))
             found = cls(**own, digests=digests.astype(np.uint32), extra=saved, strings=strings)
-            if not np.array_equal(found.digests, np.unique(digests)):
-                raise ValueError(f"{GAPS} lead to no digests")
-            found._check(num_tokens, length, conditions)
+            reason = "" if found._fits(num_tokens, length, conditions) else "its sizes don't fit"
         except Exception as error:  # zipfile and numpy raise many kinds
+            reason = first_line(error)
+        if reason:
             raise SettingsError(
-                f"{path} is damaged or of another model ({first_line(error)}); remove it: it is made again "
-                "from the data"
-            ) from None
+                f"{path} is damaged or of another model ({reason}); remove it: it is made again from the data"
+            )
         return found
 
-    def _check(self, num_tokens: int, length: int, conditions: tuple[int, ...]) -> None:
-        for name, shares, size in (
-            ("unigrams", self.unigrams, num_tokens),
-            ("lengths", self.lengths, length + 1),
-        ):
-            if shares.shape != (size,) or shares.dtype != np.float64 or not (shares >= 0).all():
-                raise ValueError(f"{name} isn't a distribution of {size} values")
-        if self.digests.ndim != 1 or self.digests.dtype != np.uint32 or not len(self.digests):
-            raise ValueError("digests holds no digests")
-        _check_rows("validation", self.validation, (num_tokens,) * length)
-        _check_rows("conditions", self.conditions, conditions, DROPPED)
-        if not len(self.validation) or len(self.conditions) != len(self.validation):
-            raise ValueError("validation and conditions have different rows, or none")
+    def _fits(self, num_tokens: int, length: int, conditions: tuple[int, ...]) -> bool:
+        for shares, size in ((self.unigrams, num_tokens), (self.lengths, length + 1)):
+            if shares.shape != (size,) or not (shares >= 0).all():
+                return False
+        count = len(self.validation)
+        if not count or self.validation.shape != (count, length):
+            return False
+        if self.conditions.shape != (count, len(conditions)) or not len(self.digests):
+            return False
+        tokens_fit = ((self.validation >= 0) & (self.validation < num_tokens)).all()
+        conditions_fit = ((self.conditions >= DROPPED) & (self.conditions < np.array(conditions))).all()
+        return bool(tokens_fit and conditions_fit)
 
 
 def digest_of_rows(*tables: np.ndarray) -> str:
@@ -209,13 +202,4 @@ def digest_of_rows(*tables: np.ndarray) -> str:
 
 
 def _shorten(digests: np.ndarray) -> np.ndarray:
-    """Return the first bits of digests (M,), uint32."""
     return (digests >> DROPPED_BITS).astype(np.uint32)
-
-
-def _check_rows(name: str, rows: np.ndarray, sizes: tuple[int, ...], lowest: int = 0) -> None:
-    """Raise unless rows (N, ...) hold whole numbers from the lowest on, in each column below its size."""
-    if rows.dtype.kind not in "iu" or rows.shape[1:] != (len(sizes),):
-        raise ValueError(f"{name} holds no rows of {len(sizes)} whole numbers")
-    if len(rows) and ((rows < lowest) | (rows >= np.array(sizes))).any():
-        raise ValueError(f"{name} holds numbers that the model does not know")

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from tauflow.errors import SettingsError, first_line
+from tauflow.errors import SettingsError
 from tauflow.tasks.caches import building, key_of, tracked
 from tauflow.tasks.sequences.tokens import PAD, Tokens, describe_uncovered, learn_merges, make_splitter
 from tauflow.tasks.text.corpus import (
@@ -29,7 +29,6 @@ from tauflow.tasks.text.corpus import (
     digest_of,
     find_files,
     is_validation,
-    read_bytes,
     read_text,
     split_patterns,
 )
@@ -69,16 +68,10 @@ class SequenceSource(ABC):
 
 @dataclass(frozen=True)
 class StringFiles(SequenceSource):
-    """Local files, plain or .gz, read by what their names end with.
+    """Local files, plain or .gz, read by what their names end with."""
 
-    Args:
-        names: of the files, or patterns, separated by commas.
-        column: of tables with several columns.
-        flag: of the command line that named them.
-    """
-
-    names: str
-    column: str | None = None
+    names: str  # or patterns, separated by commas
+    column: str | None = None  # of tables with several columns
     flag: str = "--data.files"
 
     def paths(self) -> list[Path]:
@@ -99,7 +92,7 @@ class StringFiles(SequenceSource):
 
     def digest(self) -> str:
         facts = [str(self.column), *(_ending(path) for path in self.paths())]
-        return digest_of([repr(facts).encode(), *(read_bytes(path, self.flag) for path in self.paths())])
+        return digest_of([repr(facts).encode(), *(path.read_bytes() for path in self.paths())])
 
 
 @dataclass(frozen=True)
@@ -117,8 +110,7 @@ class HubStrings(SequenceSource):
         return self.hub.digest()
 
 
-def _ending(path: Path) -> str:
-    """Return what the name of a file ends with, without .gz."""
+def _ending(path: Path) -> str:  # without .gz
     return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
 
 
@@ -133,35 +125,22 @@ def _lines(text: str, first_word: bool) -> Iterator[tuple[int, str]]:
 def _cells(path: Path, text: str, column: str | None, delimiter: str) -> Iterator[tuple[int, str]]:
     """Yield the cells of a column that hold anything, with their line numbers; the first row has names."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    try:
-        names = [name.strip() for name in next(reader, [])]
-        place = _place(path, names, column)
-        for row in reader:
-            if not row:
-                continue
-            if len(row) <= place:
-                raise SettingsError(
-                    f"line {reader.line_num} of {path} has {len(row)} columns, the first line {len(names)}; "
-                    "fix or remove it"
-                )
-            if string := row[place].strip():
-                yield reader.line_num, string
-    except csv.Error as error:
-        raise SettingsError(
-            f"line {reader.line_num} of {path} isn't a valid table row ({error}); fix it"
-        ) from None
-
-
-def _place(path: Path, names: list[str], column: str | None) -> int:
-    """Return the number of the column that is meant."""
-    if not names:
-        raise SettingsError(f"{path} is empty; a table starts with a line of column names")
+    names = [name.strip() for name in next(reader, [])]
     if column is None and len(names) == 1:
-        return 0
+        column = names[0]
     if column not in names:
-        asked = "has several columns" if column is None else f"has no column {column!r}"
-        raise SettingsError(f"{path} {asked}; choose one with --data.column: {', '.join(names)}")
-    return names.index(column)
+        raise SettingsError(
+            f"--data.column must be a column of {path} ({', '.join(names) or 'it is empty'}), got {column}."
+        )
+    place = names.index(column)
+    for row in reader:
+        if row and len(row) <= place:
+            raise SettingsError(
+                f"line {reader.line_num} of {path} has {len(row)} columns, the first line {len(names)}; "
+                "fix or remove it"
+            )
+        if row and row[place].strip():
+            yield reader.line_num, row[place].strip()
 
 
 def _records(path: Path, text: str) -> Iterator[tuple[int, str]]:
@@ -173,11 +152,7 @@ def _records(path: Path, text: str) -> Iterator[tuple[int, str]]:
             if not header and parts[-1]:
                 raise SettingsError(f"line {number} of {path} isn't FASTA: a record starts with >")
             continue
-        if header:
-            if not any(parts):
-                raise SettingsError(
-                    f"the record at line {header} of {path} has no sequence; fix or remove it"
-                )
+        if any(parts):
             yield header, "".join(parts)
         header, parts = number, []
 
@@ -212,7 +187,6 @@ class SequenceTable:
 
 
 def hash_string(text: str) -> int:
-    """Return a 64-bit hash of a string."""
     return int.from_bytes(
         hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little"
     )
@@ -225,24 +199,15 @@ def cached_table(
     rules: Rules,
     progress: bool = False,
 ) -> SequenceTable:
-    """Return the rows of the strings, mapped into memory; build them if needed."""
     val_digest = val_source.digest() if val_source else None
     key = key_of(VERSION, source.digest(), val_digest, astuple(rules))
     folder = Path(root) / key
     if not folder.exists():
         with building(folder, "the tokens of the strings") as new:
             _build(new, source, val_source, rules, progress)
-    try:
-        facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
-        arrays = {
-            name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("train", "val", "digests")
-        }
-        return SequenceTable(tuple(facts["names"]), facts["length"], facts["skipped"], **arrays, key=key)
-    except Exception as error:  # numpy and json raise many kinds
-        raise SettingsError(
-            f"the cached tokens in {folder} are damaged ({first_line(error)}); remove that folder: they are "
-            "made again from the data"
-        ) from None
+    facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("train", "val", "digests")}
+    return SequenceTable(tuple(facts["names"]), facts["length"], facts["skipped"], **arrays, key=key)
 
 
 def cached_labels(
@@ -320,7 +285,6 @@ class TableBuilder:
         self.numbers = {name: number for number, name in enumerate(names) if number}
 
     def encode(self, entry: Entry) -> list[int] | None:
-        """Return the numbers of the tokens of a string; None if it is skipped."""
         names = self.split(entry.text)
         if "".join(names) != entry.text:
             raise SettingsError(
@@ -343,14 +307,8 @@ class TableBuilder:
             ) from None
 
     def read(self, entries: Iterable[Entry], rows_for: Callable[[str], TokenRows]) -> None:
-        """Add the strings of entries, each to its rows."""
         for entry in entries:
             numbers = self.encode(entry)
-            if len(self.numbers) > MAX_TOKENS:
-                raise SettingsError(
-                    f"the strings up to {entry.where} have more than {MAX_TOKENS} tokens; choose a rule "
-                    "with fewer: --data.tokens characters"
-                )
             if numbers is not None:
                 rows_for(entry.text).add(numbers)
 
@@ -380,7 +338,12 @@ def _build(
     if val_source is not None:
         builder.fix(names)
         builder.read(tracked(val_source.entries(), "tokenizing val", progress), lambda text: val)
-    _check_not_empty(train, val, rules, val_source is not None)
+    if not (train.lengths and val.lengths):
+        limit = "" if rules.length is None else f" of at most {rules.length} tokens"
+        raise SettingsError(
+            f"Training and validation need strings{limit}, got {len(train.lengths)} and {len(val.lengths)}. "
+            "Add different strings, change --data.val_share, or pass --data.val_files."
+        )
     length = rules.length or max(max(train.lengths), max(val.lengths))
     train.write(new / "train.npy", numbers, length)
     val.write(new / "val.npy", numbers if val_source is None else np.arange(len(names)), length)
@@ -408,20 +371,6 @@ def _merge_vocabulary(source: SequenceSource, shared: bool, rules: Rules, progre
             f"vocabulary with merges, must be from {len(names) + 2} to {MAX_TOKENS}, got {rules.merges}"
         )
     return tuple(dict.fromkeys((PAD, *learn_merges(strings, names, (rules.merges or 0) - 1))))
-
-
-def _check_not_empty(train: TokenRows, val: TokenRows, rules: Rules, own_val: bool) -> None:
-    """Raise if a split has no strings."""
-    short = "" if rules.length is None else f" of at most {rules.length} tokens"
-    if train.lengths and val.lengths:
-        return
-    empty = "validation" if train.lengths else "training"
-    if own_val or not (train.lengths or val.lengths):
-        raise SettingsError(f"The {empty} data must have strings{short}, got none. Pass other data.")
-    raise SettingsError(
-        f"The {empty} split must have strings{short}, got none. The text of a string decides its split, so "
-        "you need at least 2 different strings. Add some, change --data.val_share, or pass --data.val_files."
-    )
 
 
 def _sync(path: Path) -> None:

@@ -112,7 +112,8 @@ class Sequences(TextTask):
     merges: int | None = None
 
     def __post_init__(self) -> None:
-        self._check_settings()
+        if self.files and self.hub:
+            raise SettingsError("Give --data.files or --data.hub, not both.")
         self.pattern: str | None = find_pattern(self.tokens)
         if self.token_names is None:
             self.token_names = list(self._table.names)
@@ -121,21 +122,6 @@ class Sequences(TextTask):
         self.vocabulary = Tokens(tuple(self.token_names), self.pattern)
         self.num_tokens = len(self.token_names)
         self.shape = (self.length,)
-
-    def _check_settings(self) -> None:
-        names = ("files", "val_files", "column", "hub", "cache", "tokens")
-        empty = [name for name in names if getattr(self, name) == ""]
-        if empty:
-            raise SettingsError(f"--data.{empty[0]} is empty. Set it, or remove it.")
-        if self.files and self.hub:
-            raise SettingsError("give --data.files or --data.hub, not both")
-        if self.length is not None and self.length < 1:
-            raise SettingsError(f"--data.length must be at least 1, got {self.length}.")
-        if self.batch_size < 1 or self.val_items < 2 or not 0 < self.val_share < 1:
-            raise SettingsError(
-                "sequences need batch_size >= 1, val_items >= 2 and val_share in (0, 1), got "
-                f"{self.batch_size}, {self.val_items} and {self.val_share}"
-            )
 
     @classmethod
     def rebuilt(cls, init_args: Mapping[str, Any], data: Mapping[str, Any]) -> Self:
@@ -154,7 +140,6 @@ class Sequences(TextTask):
 
     @property
     def source(self) -> SequenceSource:
-        """Return where the strings come from."""
         if self.hub:
             return HubStrings(HubCorpus(self.hub, self.hub_config, self.hub_split, self.hub_column))
         if self.files:
@@ -184,18 +169,14 @@ class Sequences(TextTask):
 
     @property
     def _digest(self) -> str:
-        """Return a digest of all strings, wherever their files are."""
         return digest_of_rows(self._table.train, self._table.val)
 
     def strings(self, split: Literal["train", "val"]) -> Sequence[str]:
-        """Return the strings of a split in their order, made when they are read."""
         return Strings(self._table.train if split == "train" else self._table.val, self.vocabulary)
 
     def labels(self, text: str) -> list[int]:
         """Return the condition (C,) of a string, for a task that has conditions."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has conditions, but does not say which a string has"
-        )
+        raise NotImplementedError
 
     @property
     def labelled_by(self) -> str:
@@ -203,7 +184,6 @@ class Sequences(TextTask):
         return type(self).__qualname__
 
     def _columns(self, split: Literal["train", "val"]) -> InMemory:
-        """Return the rows of a split with their conditions, if there are any."""
         columns = {"tokens": self._table.train if split == "train" else self._table.val}
         if self.conditions:
             key = f"{self._table.key} {split} {self.labelled_by}"
@@ -212,9 +192,8 @@ class Sequences(TextTask):
 
     def setup(self, stage: str | None = None) -> None:
         if stage != "fit" and self._saved:
-            self.val_data = ValidationItems(
-                InMemory(self.statistics.columns()), self.val_items
-            )  # in their order
+            saved = InMemory(self.statistics.columns())  # in their order
+            self.val_data = ValidationItems(saved, self.val_items)
         else:
             self.val_data = ValidationItems(self._columns("val"), self.val_items, self.seed)
         if stage in ("fit", None):
@@ -233,13 +212,11 @@ class Sequences(TextTask):
             )
 
     def unigrams(self) -> Tensor:
-        """Return the distribution of the first training strings, with one added to every count."""
         rows = np.asarray(self._table.train[:UNIGRAM_ITEMS], dtype=np.int64)
         return unigram_distribution(torch.from_numpy(rows), self.num_tokens)
 
     @property
     def _saved(self) -> Path | None:
-        """Return the file with statistics next to the checkpoints of the run, if there is one."""
         return self.folder / STATISTICS if self.folder and (self.folder / STATISTICS).exists() else None
 
     @cached_property
@@ -260,7 +237,6 @@ class Sequences(TextTask):
 
     @property
     def alone(self) -> str:  # type: ignore[override]  # the base class has a plain default
-        """Say why a checkpoint without its data and statistics.npz can be measured in part only."""
         if self._saved or self.hub or self.files:
             return ""
         lost = "unigram_tv, length_tv, novel and real data are skipped"
@@ -269,7 +245,6 @@ class Sequences(TextTask):
     # Samples
 
     def texts(self, tokens: Tensor) -> list[str]:
-        """Return samples (B, D) as strings: a string ends at the first padding."""
         return [self.vocabulary.text(row) for row in tokens.tolist()]
 
     def show(self, tokens: Tensor, condition: Tensor | None = None) -> list[str]:
@@ -283,11 +258,10 @@ class Sequences(TextTask):
     def allowed(self, prompt: Prompt | None = None, length: int | None = None) -> Tensor | None:
         """Return no padding before what is known or a length, and padding alone from a length on."""
         end = 0 if prompt is None else index_of(prompt)
-        if length is not None and not 1 <= length <= self.shape[0]:
-            raise SettingsError(f"--length must be from 1 to {self.shape[0]}, got {length}")
-        if length is not None and end > length:
+        if length is not None and not max(1, end) <= length <= self.shape[0]:
             raise SettingsError(
-                f"the text takes {end} tokens, --length is {length}; raise it, or shorten the text"
+                f"--length must be from {max(1, end)} to {self.shape[0]}, got {length}. The text takes {end} "
+                "tokens."
             )
         if not end and length is None:
             return None

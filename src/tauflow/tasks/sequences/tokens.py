@@ -28,14 +28,12 @@ def find_pattern(rule: str) -> str:
     """Return the regular expression of a rule: that of its name, or itself."""
     pattern = PATTERNS.get(rule, rule)
     try:
-        empty = re.compile(pattern).match("")
+        re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise SettingsError(
-            f"--data.tokens {rule!r} is none of {', '.join(PATTERNS)} and no regular expression: "
-            f"{first_line(error)}"
+            f"--data.tokens must be {', '.join(PATTERNS)}, or a regular expression, got {rule!r} "
+            f"({first_line(error)})."
         ) from None
-    if empty:
-        raise SettingsError(f"--data.tokens {rule!r} matches nothing at all, which is no token; use + for *")
     return pattern
 
 
@@ -118,7 +116,6 @@ class Tokens:
 
     @cached_property
     def find(self) -> Callable[[str], list[str]]:
-        """Return a function that finds the tokens of a string, and skips everything else."""
         if self.pattern is None:
             return make_name_splitter(self.names[1:])
         split = make_splitter(self.pattern)
@@ -134,7 +131,6 @@ class Tokens:
         return dict(enumerate(self.names))
 
     def split(self, text: str) -> list[str]:
-        """Return the tokens of a string, which they must cover."""
         found = self.find(text)
         if "".join(found) != text:
             where = describe_uncovered(text, found)

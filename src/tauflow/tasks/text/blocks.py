@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tauflow import files
-from tauflow.errors import SettingsError, first_line
+from tauflow.errors import SettingsError
 from tauflow.numerics import seed_of
 from tauflow.tasks.caches import building, key_of, tracked
 from tauflow.tasks.task import Share
@@ -44,7 +44,6 @@ class TextSplit:
     seed: int
 
     def validates(self, document: str) -> bool:
-        """Return whether a document is for validation."""
         return is_validation(document, self.val_share, self.seed)
 
 
@@ -54,8 +53,6 @@ def cached_tokenizer(root: str | Path, kind: str, size: int, corpus: Corpus, spl
     path = Path(root) / f"tokenizer-{key}.json"
     if not path.exists():
         documents = list(corpus.documents())
-        if not documents:
-            raise SettingsError("the corpus is empty: there is no document with any text in it")
         if kind == "characters":
             tokenizer = character_tokenizer(documents)
         else:
@@ -80,18 +77,13 @@ def pack(documents: Iterable[str], vocabulary: Vocabulary, length: int) -> Itera
 
 def check_counts(train: int, val: int, split: TextSplit) -> None:
     """Raise unless a corpus fills a block for training and one for validation."""
-    if not train:
-        raise SettingsError(
-            f"the corpus does not fill one block of {split.length} tokens. Add text, or lower --data.length."
-        )
-    if not val:
-        raise SettingsError(
-            f"the validation documents ({split.val_share:.1%} of all, chosen by their text) do not fill one "
-            f"block of {split.length} tokens. Raise --data.val_share, lower --data.length, or add documents."
-        )
-
-
-# Cached blocks
+    if train and val:
+        return
+    documents = f"validation documents ({split.val_share:.1%} of all)" if train else "training documents"
+    raise SettingsError(
+        f"The {documents} must fill one block of {split.length} tokens. Add documents, lower --data.length, "
+        "or change --data.val_share."
+    )
 
 
 def cached_blocks(
@@ -106,14 +98,10 @@ def cached_blocks(
     if not folder.exists():
         with building(folder, "the blocks of the corpus") as new:
             _build(new, corpus, vocabulary, split, progress)
-    try:
-        train = datasets.Dataset.from_file(str(folder / "train.arrow")).with_format("numpy")
-        val = datasets.Dataset.from_file(str(folder / "val.arrow")).with_format("numpy")
-    except Exception as error:  # pyarrow raises many kinds
-        raise SettingsError(
-            f"the cached blocks in {folder} are damaged ({first_line(error)}); remove that folder: they are "
-            "made again from the corpus"
-        ) from None
+    train, val = (
+        datasets.Dataset.from_file(str(folder / f"{name}.arrow")).with_format("numpy")
+        for name in ("train", "val")
+    )
     return train, val
 
 
@@ -134,9 +122,6 @@ def _build(new: Path, corpus: Corpus, vocabulary: Vocabulary, split: TextSplit, 
         with open(new / f"{name}.arrow", "rb") as file:
             os.fsync(file.fileno())
     check_counts(counts["train"], counts["val"], split)
-
-
-# Streamed blocks
 
 
 class Streamed(IterableDataset):
@@ -186,8 +171,7 @@ class Streamed(IterableDataset):
             yield from rows
         if rows is None:
             raise SettingsError(
-                f"this process's part of {self.corpus.name} does not fill one block; use fewer "
-                "--data.num_workers"
+                f"Each process's part of {self.corpus.name} must fill one block. Lower --data.num_workers."
             )
 
     def documents(self, number: int) -> Iterator[str]:
@@ -205,23 +189,12 @@ class Streamed(IterableDataset):
                 yield text
 
 
-def first_training_blocks(
-    corpus: HubCorpus, vocabulary: Vocabulary, split: TextSplit, count: int
-) -> np.ndarray:
-    """Return at most `count` blocks (N, D) from the start of a stream, without validation documents."""
-    stream = Streamed(corpus, vocabulary, split, Share(batch_size=1, steps_per_epoch=1), shuffle=0)
-    return np.stack(list(itertools.islice(stream.one_pass(), count)))
-
-
 def first_validation_blocks(
     corpus: HubCorpus, vocabulary: Vocabulary, split: TextSplit, count: int
 ) -> np.ndarray:
     """Return at most `count` blocks (N, D) of validation documents from the start of a stream."""
     chosen = (text for text in corpus.documents() if split.validates(text))
-    rows: list[np.ndarray] = []
-    for part in pack(chosen, vocabulary, split.length):
-        rows.extend(part)
-        if len(rows) >= count:
-            break
-    check_counts(1, len(rows), split)
-    return np.stack(rows[:count])
+    blocks = (row for rows in pack(chosen, vocabulary, split.length) for row in rows)
+    found = list(itertools.islice(blocks, count))
+    check_counts(1, len(found), split)
+    return np.stack(found)

@@ -57,7 +57,7 @@ class TextFiles(Corpus):
                     yield part.strip("\n")
 
     def digest(self) -> str:
-        return digest_of([self.document.encode(), *(read_bytes(path) for path in find_files(self.patterns))])
+        return digest_of([self.document.encode(), *(path.read_bytes() for path in find_files(self.patterns))])
 
 
 @dataclass(frozen=True)
@@ -90,23 +90,24 @@ class HubCorpus(Corpus):
 
     def texts(self, rows: Iterable[dict[str, Any]]) -> Iterator[str]:
         """Yield the texts of rows of the data set, without empty ones."""
-        try:
-            for row in rows:
-                text = row[self.column]
-                if not isinstance(text, str | None):
-                    raise SettingsError(
-                        f"the column {self.column!r} of the data set {self.name!r} holds no text. Choose "
-                        "another one with --data.hub_column."
-                    )
-                if text and text.strip():
-                    yield text
-        except SettingsError:
-            raise
-        except Exception as error:  # as above, and when the network is lost
-            raise self._failure("read", error) from None
+        rows = iter(rows)
+        while True:
+            try:
+                row = next(rows, None)
+            except Exception as error:  # as above, and when the network is lost
+                raise self._failure("read", error) from None
+            if row is None:
+                return
+            text = row[self.column]
+            if not isinstance(text, str | None):
+                raise SettingsError(
+                    f"--data.hub_column must be a column of text, got {self.column!r} of {self.name!r}."
+                )
+            if text and text.strip():
+                yield text
 
     def _failure(self, verb: str, error: Exception) -> TauflowError:
-        """Return what is wrong and what to do about it; the library wraps the error of a full disk."""
+        # the library wraps the error of a full disk
         what = f"cannot {verb} the data set {self.name!r} (config {self.config}, split {self.split})"
         reason: BaseException | None = error
         while reason is not None:
@@ -133,9 +134,6 @@ def is_validation(document: str, share: float, seed: int) -> bool:
     return seed_of("split", seed, own) / 2**63 < share
 
 
-# Local files
-
-
 def split_patterns(names: str) -> tuple[str, ...]:
     """Return names or patterns of files separated by commas; a name that exists may have commas."""
     patterns: list[str] = []
@@ -154,31 +152,19 @@ def find_files(patterns: Iterable[str], flag: str = "--data.files") -> list[Path
     found: list[Path] = []
     for pattern in patterns:
         matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
-        if not matches:
+        paths = [Path(match) for match in matches if Path(match).is_file()]
+        if not paths:
             raise SettingsError(
-                f"{flag}: File not found: {pattern!r}. Separate several names or patterns with commas."
+                f"{flag}: File not found: {pattern!r}. Separate several names or patterns with commas. For "
+                "the files in a folder, add /*.txt."
             )
-        found += [Path(match) for match in matches if Path(match).is_file()]
-    if not found:
-        raise SettingsError(
-            f"{flag} must match at least one regular file, got {', '.join(patterns)}. For the files in a "
-            "folder, add /*.txt."
-        )
+        found += paths
     return list(dict.fromkeys(found))
-
-
-def read_bytes(path: Path, flag: str = "--data.files") -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise SettingsError(
-            f"{flag}: {path} cannot be read ({error.strerror}). Check its permissions, or remove it."
-        ) from None
 
 
 def read_text(path: Path, flag: str = "--data.files") -> str:
     """Return the text of a file, plain or .gz, with simple line ends."""
-    data = read_bytes(path, flag)
+    data = path.read_bytes()
     try:
         data = gzip.decompress(data) if path.suffix == ".gz" else data
         text = data.decode("utf-8-sig")
@@ -186,8 +172,6 @@ def read_text(path: Path, flag: str = "--data.files") -> str:
         raise SettingsError(
             f"{path} is not text in UTF-8 ({error}). Convert it, or remove it from {flag}."
         ) from None
-    if "\0" in text:
-        raise SettingsError(f"{path} is not text: it holds zero bytes. Remove it from {flag}.")
     return text.replace("\r\n", "\n")
 
 

@@ -257,22 +257,18 @@ def causal_judge(
 
     It reads ids if its tokenizer has this vocabulary.
     """
-    try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError:
+    has_file = name == "smollm2" or name.endswith(".gguf")
+    needed = ("transformers", "gguf", "accelerate") if has_file else ("transformers",)
+    if missing := [package for package in needed if importlib.util.find_spec(package) is None]:
         raise SettingsError(
-            "a causal judge needs transformers: pip install transformers; or use --judge ngram"
-        ) from None
+            f"The judge {name} needs {' and '.join(missing)}: {INSTALL}. Or use --judge ngram."
+        )
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     folder = name
     extra: dict[str, str] = {}
-    if name == "smollm2" or name.endswith(".gguf"):
+    if has_file:
         file = _smollm2_file() if name == "smollm2" else Path(name)
-        if not file.is_file():
-            raise SettingsError(f"File not found: {name}. Use a .gguf file, a folder or a name on the hub.")
-        if not (importlib.util.find_spec("gguf") and importlib.util.find_spec("accelerate")):
-            raise SettingsError(
-                "a .gguf file needs more packages: pip install -c constraints.txt -e '.[judges]'"
-            )
         folder = str(file.parent)
         extra = {"gguf_file": file.name}
     dtype = torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
@@ -331,17 +327,15 @@ class TextJudges:
         return result
 
     def judge(self, name: str) -> TextJudge:
-        """Return the judge of a name, loaded once."""
-        if name not in self._loaded:
-            self._loaded[name] = NgramJudge(self._ngrams()) if name == "ngram" else self._load(name)
+        if name not in self._loaded and name == "ngram":
+            self._loaded[name] = NgramJudge(self._ngrams())
+        elif name not in self._loaded:
+            device = self._device or torch.device("cpu")
+            if self._device is None and torch.cuda.is_available():
+                device = torch.device("cuda", torch.cuda.current_device())
+            known = self._vocabulary.tokenizer.get_vocab()
+            self._loaded[name] = causal_judge(name, device, known, progress=distributed.rank() == 0)
         return self._loaded[name]
-
-    def _load(self, name: str) -> TextJudge:
-        device = self._device or torch.device("cpu")
-        if self._device is None and torch.cuda.is_available():
-            device = torch.device("cuda", torch.cuda.current_device())
-        vocabulary = self._vocabulary.tokenizer.get_vocab()
-        return causal_judge(name, device, vocabulary=vocabulary, progress=distributed.rank() == 0)
 
     def labels(self) -> dict[str, str]:
         """Return what the judges are called in tags, with their names; load them all."""
@@ -350,13 +344,11 @@ class TextJudges:
             label = self.judge(name).name
             if labels.setdefault(label, name) != name:
                 raise SettingsError(
-                    f"the judges {labels[label]} and {name} are both called {label}; use one of them, or "
-                    "rename its folder"
+                    f"Judges must have different names, got {labels[label]} and {name}. Rename a folder."
                 )
         return labels
 
     def metrics(self) -> dict[str, SampleMetric]:
-        """Return perplexity under each judge by both definitions."""
         return {
             f"{definition}_{label}": Perplexity(function, partial(self._score, name, definition))
             for label, name in self.labels().items()

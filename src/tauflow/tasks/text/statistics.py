@@ -40,16 +40,6 @@ class NgramCounts:
     types: np.ndarray  # (C,) distinct tokens after the context
     discount: float
 
-    def check(self) -> None:
-        """Raise ValueError if these are no counts."""
-        for codes, *numbers in ((self.codes, self.counts), (self.contexts, self.totals, self.types)):
-            if codes.dtype != np.uint64 or codes.ndim != 1 or not len(codes):
-                raise ValueError("no n-grams")
-            if any(each.dtype != np.int64 or each.shape != codes.shape or each.min() < 1 for each in numbers):
-                raise ValueError("no counts of the n-grams")
-        if not 0 <= self.discount < 1:
-            raise ValueError(f"a discount of {self.discount}")
-
 
 class KneserNey:
     """An n-gram model: `fit` makes it; `arrays` and `from_arrays` save it."""
@@ -57,10 +47,6 @@ class KneserNey:
     def __init__(self, num_tokens: int, levels: list[NgramCounts]):
         self.num_tokens = num_tokens
         self.levels = levels  # of order 1, 2, ...
-
-    @property
-    def order(self) -> int:
-        return len(self.levels)
 
     @classmethod
     def fit(cls, blocks: np.ndarray, num_tokens: int, order: int = 3) -> "KneserNey":
@@ -78,7 +64,7 @@ class KneserNey:
         blocks = np.asarray(blocks)
         result = np.empty(blocks.shape)
         for place in range(blocks.shape[1]):
-            context = blocks[:, max(0, place - self.order + 1) : place]
+            context = blocks[:, max(0, place - len(self.levels) + 1) : place]
             result[:, place] = np.log(self.probabilities(context, blocks[:, place]))
         return result
 
@@ -99,27 +85,20 @@ class KneserNey:
         return result
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return everything as arrays to be saved."""
         named = {
             f"{name}_{n}": np.asarray(getattr(level, name))
             for n, level in enumerate(self.levels)
             for name in NgramCounts.__annotations__
         }
-        return {"num_tokens": np.asarray(self.num_tokens), "order": np.asarray(self.order), **named}
+        return {"num_tokens": np.asarray(self.num_tokens), "order": np.asarray(len(self.levels)), **named}
 
     @classmethod
     def from_arrays(cls, saved: Mapping[str, np.ndarray]) -> "KneserNey":
-        """Return a saved model; raise ValueError or KeyError if the arrays don't describe one."""
-        num_tokens = int(saved["num_tokens"])
-        order = int(saved["order"])
-        if num_tokens < 1 or not 1 <= order <= 64 or num_tokens**order > 2**64:
-            raise ValueError(f"no n-grams of order {order} over {num_tokens} tokens")
         levels = []
-        for n in range(order):
+        for n in range(int(saved["order"])):
             parts: dict[str, Any] = {name: saved[f"{name}_{n}"] for name in NgramCounts.__annotations__}
             levels.append(NgramCounts(**(parts | {"discount": float(parts["discount"])})))
-            levels[-1].check()
-        return cls(num_tokens, levels)
+        return cls(int(saved["num_tokens"]), levels)
 
 
 def _codes(blocks: np.ndarray, n: int, base: int) -> np.ndarray:
@@ -184,26 +163,25 @@ class TextStatistics:
             saved = read_arrays(path)
             own = {name: saved[name] for name in ("unigrams", "grams", "validation")}
             found = cls(**own, ngrams=KneserNey.from_arrays(saved))
-            found._check(num_tokens, length)
+            reason = "" if found._fits(num_tokens, length) else "its sizes don't fit"
         except Exception as error:  # zipfile and numpy raise many kinds
+            reason = first_line(error)
+        if reason:
             raise SettingsError(
-                f"{path} is damaged or of another model ({first_line(error)}); remove it: it is made again "
-                "from the corpus"
-            ) from None
+                f"{path} is damaged or of another model ({reason}); remove it: it is made again from the "
+                "corpus"
+            )
         return found
 
-    def _check(self, num_tokens: int, length: int) -> None:
-        if self.ngrams.num_tokens != num_tokens:
-            raise ValueError(f"made with {self.ngrams.num_tokens} tokens, the model has {num_tokens}")
-        unigrams, grams, validation = self.unigrams, self.grams, self.validation
-        if unigrams.shape != (num_tokens,) or unigrams.dtype != np.float64 or not (unigrams >= 0).all():
-            raise ValueError("unigrams isn't a distribution of the tokens")
-        if grams.ndim != 1 or grams.dtype != np.uint64 or (length >= GRAM and not len(grams)):
-            raise ValueError("grams holds no hashes")
-        if validation.dtype.kind != "i" or validation.shape[1:] != (length,) or not len(validation):
-            raise ValueError(f"validation holds no blocks of {length} tokens")
-        if validation.min() < 0 or validation.max() >= num_tokens:
-            raise ValueError(f"validation holds tokens that are not in 0 to {num_tokens - 1}")
+    def _fits(self, num_tokens: int, length: int) -> bool:
+        rows = self.validation
+        if self.ngrams.num_tokens != num_tokens or self.unigrams.shape != (num_tokens,):
+            return False
+        if not (self.unigrams >= 0).all():
+            return False
+        if rows.dtype.kind != "i" or rows.shape[1:] != (length,) or not len(rows):
+            return False
+        return bool(rows.min() >= 0 and rows.max() < num_tokens)
 
 
 def _hashes(tokens: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ Shapes: B samples, D tokens of a block, V tokens of the vocabulary.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -33,7 +34,6 @@ from tauflow.tasks.text.blocks import (
     TextSplit,
     cached_blocks,
     cached_tokenizer,
-    first_training_blocks,
     first_validation_blocks,
 )
 from tauflow.tasks.text.corpus import BuiltIn, Corpus, DocumentName, HubCorpus, TextFiles, split_patterns
@@ -64,8 +64,8 @@ class Text(TextTask):
         streaming: read the hub's data set as a stream, without downloading it first.
         tokenizer: `bpe` (byte-level, made from the training documents), `characters`, a tokenizer.json or its
             folder, or a name on the hub.
-        vocabulary: tokens of a `bpe` tokenizer.
-        length: tokens of a block, D.
+        vocabulary: tokens of a `bpe` tokenizer, at least 257.
+        length: tokens of a block, D, at least 3.
         batch_size: items of an optimizer step over all devices and accumulated batches together.
         epoch_items: training items called an epoch; the next epoch continues in the order.
         val_share: share of the documents that are for validation, chosen by their text.
@@ -113,17 +113,8 @@ class Text(TextTask):
     built_in: bool = True
 
     def __post_init__(self) -> None:
-        empty = [name for name in ("files", "hub", "cache", "tokenizer") if getattr(self, name) == ""]
-        if empty:
-            raise SettingsError(f"--data.{empty[0]} is empty. Set it, or remove it.")
-        if self.files and self.hub:
-            raise SettingsError("give --data.files or --data.hub, not both")
-        least = {"length": 3, "batch_size": 1, "val_items": 2, "statistics_tokens": 1}
-        small = [name for name in least if getattr(self, name) < least[name]]
-        if small or not 0 < self.val_share < 1:
-            wanted = ", ".join(f"{name} >= {number}" for name, number in least.items())
-            got = ", ".join(str(getattr(self, name)) for name in (*least, "val_share"))
-            raise SettingsError(f"text needs {wanted} and val_share in (0, 1), got {got}")
+        if self.files is not None and self.hub is not None:
+            raise SettingsError("Give --data.files or --data.hub, not both.")
         self.tokenizer_json = self.tokenizer_json or self._make_tokenizer()
         self.tokens = vocabulary_from(self.tokenizer_json)
         self.num_tokens = self.tokens.size
@@ -145,9 +136,9 @@ class Text(TextTask):
 
     @property
     def corpus(self) -> Corpus:
-        if self.hub:
+        if self.hub is not None:
             return self._hub
-        if self.files:
+        if self.files is not None:
             return TextFiles(split_patterns(self.files), self.document)
         if self.built_in:
             return BuiltIn()
@@ -172,7 +163,14 @@ class Text(TextTask):
         return cached_tokenizer(self.cache, self.tokenizer, self.vocabulary, self.corpus, self._split)
 
     def setup(self, stage: str | None = None) -> None:
-        self.val_data = self._validation_items(stage)
+        if stage != "fit" and self._saved:
+            saved = InMemory({"tokens": self.statistics.validation})  # in their order
+            self.val_data = ValidationItems(saved, self.val_items)
+        elif self.streaming:
+            blocks = first_validation_blocks(self._hub, self.tokens, self._split, self.val_items)
+            self.val_data = ValidationItems(InMemory({"tokens": blocks}), self.val_items, self.seed)
+        else:
+            self.val_data = ValidationItems(self._blocks[1], self.val_items, self.seed)
         if stage in ("fit", None) and not self.streaming:
             self.train_data = Shuffled(TableItems(self._blocks[0]), self.seed, name="text order")
 
@@ -188,28 +186,19 @@ class Text(TextTask):
     def _blocks(self) -> Any:
         return cached_blocks(Path(self.cache), self.corpus, self.tokens, self._split, progress=True)
 
-    def _validation_items(self, stage: str | None) -> ValidationItems:
-        if stage != "fit" and self._saved:
-            saved = InMemory({"tokens": self.statistics.validation})  # in their order
-            return ValidationItems(saved, self.val_items)
-        if not self.streaming:
-            return ValidationItems(self._blocks[1], self.val_items, self.seed)
-        blocks = first_validation_blocks(self._hub, self.tokens, self._split, self.val_items)
-        return ValidationItems(InMemory({"tokens": blocks}), self.val_items, self.seed)
-
     def _first_blocks(self, count: int) -> np.ndarray:
         """Return at most `count` training blocks (N, D) in the order of the corpus."""
         if self.streaming:
-            return first_training_blocks(self._hub, self.tokens, self._split, min(count, STREAMED_STATISTICS))
+            alone = Share(batch_size=1, steps_per_epoch=1)
+            blocks = Streamed(self._hub, self.tokens, self._split, alone, shuffle=0).one_pass()
+            return np.stack(list(islice(blocks, min(count, STREAMED_STATISTICS))))
         return np.asarray(self._blocks[0][: min(count, len(self._blocks[0]))]["tokens"])
 
     def unigrams(self) -> Tensor:
-        """Return the distribution of the first training blocks, with one added to every count."""
         return unigram_distribution(torch.from_numpy(self._first_blocks(UNIGRAM_ITEMS)), self.num_tokens)
 
     @property
     def _saved(self) -> Path | None:
-        """Return the file with statistics next to the checkpoints of the run, if there is one."""
         return self.folder / STATISTICS if self.folder and (self.folder / STATISTICS).exists() else None
 
     @cached_property
@@ -224,7 +213,6 @@ class Text(TextTask):
 
     @property
     def alone(self) -> str:  # type: ignore[override]  # the base class has a plain default
-        """Say why a checkpoint without its corpus and statistics.npz can be measured in part only."""
         if self._saved or self.hub or self.files or self.built_in:
             return ""
         lost = "perplexity under ngram, unigram_tv, memorised_8grams and real data are skipped"
@@ -233,7 +221,6 @@ class Text(TextTask):
     # Samples
 
     def texts(self, tokens: Tensor) -> list[str]:
-        """Return samples (B, D) as plain text."""
         return self.tokens.texts(tokens.tolist())
 
     def show(self, tokens: Tensor, condition: Tensor | None = None) -> list[str]:
@@ -270,7 +257,6 @@ class Text(TextTask):
         return TextJudges(names, self.tokens, lambda: self.statistics.ngrams, self._judge_device)
 
     def judge(self, name: str) -> TextJudge:
-        """Return the judge of a name, loaded once."""
         return self._judges.judge(name)
 
     def sample_metrics(self) -> MetricCollection:

@@ -41,12 +41,6 @@ class Vocabulary:
 
     def encode_strictly(self, text: str) -> list[int]:
         """Return tokens; raise an error for text that the vocabulary can't express."""
-        broken = next((character for character in text if "\ud800" <= character <= "\udfff"), None)
-        if broken:
-            raise SettingsError(
-                f"the text holds broken Unicode ({broken!r} at character {text.index(broken) + 1}); write it "
-                "in UTF-8"
-            )
         unknown = self.tokenizer.token_to_id(UNKNOWN)
         with blame_tokenizer("the model's tokenizer cannot encode the text", SettingsError):
             encoding = self.tokenizer.encode(text, add_special_tokens=False)
@@ -88,16 +82,12 @@ def vocabulary_from(text: str) -> Vocabulary:
         if not known:
             tokenizer.add_special_tokens([EOS])
     ids = sorted(tokenizer.get_vocab().values())
-    if ids != list(range(len(ids))):
+    if len(ids) < 2 or ids != list(range(len(ids))):
         raise SettingsError(
-            f"the tokenizer's {len(ids)} tokens have ids up to {ids[-1]}, with gaps or the same one twice; "
-            f"use one whose ids are 0 to {len(ids) - 1}"
+            f"The ids of a tokenizer must be 0 to V - 1 for V > 1 tokens, got {len(ids)} tokens with ids up "
+            f"to {ids[-1]}. Use another tokenizer."
         )
-    if len(ids) < 2:
-        raise SettingsError("the tokenizer has no tokens; use another one")
-    eos = tokenizer.token_to_id(known[0] if known else EOS)
-    assert eos is not None
-    return Vocabulary(tokenizer, eos)
+    return Vocabulary(tokenizer, tokenizer.get_vocab()[known[0] if known else EOS])
 
 
 def character_tokenizer(documents: Iterable[str]) -> str:
@@ -113,10 +103,6 @@ def character_tokenizer(documents: Iterable[str]) -> str:
 
 def train_bpe(documents: Iterable[str], size: int) -> str:
     """Return a tokenizer.json of byte-level BPE with `size` tokens, trained on the documents."""
-    if size < 257:
-        raise SettingsError(
-            f"--data.vocabulary must be at least 257, the 256 bytes and the end of a document, got {size}."
-        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -134,21 +120,15 @@ def load_tokenizer(name: str) -> str:
     if path.is_dir() and (path / "tokenizer.json").is_file():
         path = path / "tokenizer.json"
     if path.is_file():
-        try:
+        with blame_tokenizer(f"{path} isn't a tokenizer.json", SettingsError):
             return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"Can't read the tokenizer {path} ({first_line(error)}).") from None
-    if path.is_dir():
-        for vocabulary, merges in PAIRS:
-            if (path / vocabulary).is_file() and (path / merges).is_file():
-                return _read_bpe(path / vocabulary, path / merges)
+    for vocabulary, merges in PAIRS:
+        if (path / vocabulary).is_file() and (path / merges).is_file():
+            return _read_bpe(path / vocabulary, path / merges)
+    if path.is_dir() or name.endswith(".json") or name.count("/") > 1 or name.startswith((".", "/")):
         raise SettingsError(
-            f"{path} holds no tokenizer.json and no {' or '.join(' + '.join(pair) for pair in PAIRS)}"
-        )
-    if name.endswith(".json") or "\\" in name or name.count("/") > 1 or name.startswith((".", "/")):
-        raise SettingsError(
-            f"Tokenizer not found: {name}. Use a tokenizer.json, a folder, a name on the hub, `bpe` or "
-            "`characters`."
+            f"Tokenizer not found: {name}. Use a tokenizer.json, a folder with one or with "
+            f"{' or '.join(' + '.join(pair) for pair in PAIRS)}, a name on the hub, `bpe` or `characters`."
         )
     try:
         return Tokenizer.from_pretrained(name).to_str()
