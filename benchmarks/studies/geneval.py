@@ -117,7 +117,7 @@ class GenEval:
                 results[name] = old if old.is_of_same_image(new) else new
         models = self._load_models(list(results.values()))
         with progress_bar(progress) as bar:
-            task = bar.add_task("geneval", total=len(results)) if bar else None
+            line = bar.add_task("geneval", total=len(results))
             for prompt in prompts:
                 found = {name: self._score(results[name], models) for name in prompt.images}
                 changed = any(found[name] is not results[name] for name in found)
@@ -125,8 +125,7 @@ class GenEval:
                 if changed or prompt is prompts[-1]:  # the last time without images that are gone
                     lines = [json.dumps(asdict(each)) + "\n" for each in results.values()]
                     files.write(path, "".join(lines))
-                if bar and task is not None:
-                    bar.update(task, advance=len(found), refresh=True)
+                bar.update(line, advance=len(found), refresh=True)
         return list(results.values())
 
     def _needs_detector(self, result: Result) -> bool:

@@ -132,19 +132,16 @@ class SamplerEvaluation(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit" or not self.every_n_validations:
             return
-        if not trainer.sanity_checking and self._due(trainer):
-            self._evaluate(trainer, pl_module)
+        if not trainer.sanity_checking:
+            stop = _stop_of(trainer)
+            caused_by_stop = stop is not None and bool(stop.stopped_by)
+            counts = not caused_by_stop or validation_follows(trainer, trainer.fit_loop.batch_idx)
+            self._validations += counts
+            due = counts and (self._validations - 1) % self.every_n_validations == 0
+            if due or _at_the_end(trainer):
+                self._evaluate(trainer, pl_module)
         for name in self._names:  # between evaluations the newest values stand: monitors always find one
             pl_module.log(name, self._values.get(name, math.nan), logger=False)
-
-    def _due(self, trainer: Trainer) -> bool:
-        """Return whether to evaluate at this validation; one that only a stop has caused does not count."""
-        stop = _stop_of(trainer)
-        if not (stop and stop.stopped_by) or validation_follows(trainer, trainer.fit_loop.batch_idx):
-            self._validations += 1
-            if (self._validations - 1) % self.every_n_validations == 0:
-                return True
-        return _at_the_end(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate a run that ends between validations."""

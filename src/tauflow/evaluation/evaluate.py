@@ -491,18 +491,15 @@ def run_grid(
     for factors in cells:  # what was there before keeps its place
         place.setdefault(key(factors), len(place))
     with progress_bar(options.progress) as bar:
-        task = bar.add_task(results.name, total=len(cells), completed=len(cells) - len(todo)) if bar else None
+        line = bar.add_task(results.name, total=len(cells), completed=len(cells) - len(todo))
         for factors in todo:
-            if bar and task is not None:
-                said = textwrap.shorten(cell_name(factors), DESCRIPTION, placeholder=" ...")
-                bar.update(task, description=said, refresh=True)
+            said = textwrap.shorten(cell_name(factors), DESCRIPTION, placeholder=" ...")
+            bar.update(line, description=said, refresh=True)
             results.add(_measured(factors, measure, options))
             if options.folder:
                 run_on_rank_zero(partial(results.save, options.folder))
-            if bar and task is not None:
-                bar.update(task, advance=1, refresh=True)
-        if bar and task is not None:
-            bar.remove_task(task)
+            bar.update(line, advance=1, refresh=True)
+        bar.remove_task(line)
     results.cells.sort(key=lambda cell: place[key(cell.factors)])
     return results
 
@@ -525,19 +522,16 @@ def _measured(factors: Factors, measure: Callable[[Factors], Cell], options: Gri
 
 
 @contextmanager
-def progress_bar(progress: "bool | Progress") -> "Iterator[Progress | None]":
-    """Return a progress bar of its own on standard error, the one that was given, or none."""
-    if progress is not True:
-        yield progress or None
-        return
+def progress_bar(progress: "bool | Progress") -> "Iterator[Progress]":
+    """Yield the given progress bar, or a new one on standard error, hidden if `progress` is false."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    if rank():
-        yield None
+    if not isinstance(progress, bool):
+        yield progress
         return
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), disable=not progress or rank() > 0) as bar:
         yield bar
 
 
@@ -718,30 +712,35 @@ class SamplerGrid:
             return cell
 
         with progress_bar(options.progress) as bar:
-            options = dataclasses.replace(options, progress=bar or False)
-            return run_grid(results, self.cells(), measure, options)
+            return run_grid(results, self.cells(), measure, dataclasses.replace(options, progress=bar))
 
     def _tell(self, results: Results) -> None:
         for note in self.notes:
             results.note(note)
 
-    def measure(self, factors: Factors, bar: "Progress | None" = None) -> Cell:
-        """Measure one cell; a progress bar is told of its batches."""
+    def measure(self, factors: Factors, bar: "Progress") -> Cell:
+        """Measure one cell; the progress bar has a line of its batches."""
         name = str(factors["sampler"])
         sampler = self.samplers[name]
         batches = len(self.sampling.mine())
         if name in self.likely:
             batches += len(nll_batches(self.task, self.sampling)[rank() :: world_size()])
-        with _line(bar, batches) as advance:
+        line = bar.add_task("batches", total=batches, visible=batches > 1)
+        advance = partial(bar.update, line, advance=1, refresh=True)
+        try:
             cell = measure_cell(self.model, self.task, sampler, factors, self.sampling, advance)
-            if name not in self.likely:
-                return cell
-            try:
-                cell = with_nll(cell, self.model, self.task, sampler, self.sampling, advance)
-            except SamplingError as error:  # such as one of a user's own that draws its tokens by itself
-                self.likely.remove(name)
-                self.notes.append(f"no nll of {name}: {error}")
-                return cell
+            return self._add_nll(cell, sampler, advance) if name in self.likely else cell
+        finally:
+            bar.remove_task(line)
+
+    def _add_nll(self, cell: Cell, sampler: Sampler, advance: Callable[[], None]) -> Cell:
+        try:
+            cell = with_nll(cell, self.model, self.task, sampler, self.sampling, advance)
+        except SamplingError as error:  # such as one of a user's own that draws its tokens by itself
+            name = str(cell.factors["sampler"])
+            self.likely.remove(name)
+            self.notes.append(f"no nll of {name}: {error}")
+            return cell
         count = len(cell.items[NLL])
         if count < self.sampling.nll_items:
             self.notes.append(f"nll is over all {count} validation items: there are no more")
@@ -760,19 +759,6 @@ class SamplerGrid:
             results.note("samples share what is known: compare samplers with each other, not with real data")
         if cell:
             results.add(cell)
-
-
-@contextmanager
-def _line(bar: "Progress | None", batches: int) -> Iterator[Callable[[], None]]:
-    """Show the batches of a cell as a line of a progress bar; yield what advances it."""
-    if bar is None or batches < 2:
-        yield lambda: None
-        return
-    line = bar.add_task("batches", total=batches)
-    try:
-        yield lambda: bar.update(line, advance=1, refresh=True)
-    finally:
-        bar.remove_task(line)
 
 
 def task_of(trained: Trained) -> Task:

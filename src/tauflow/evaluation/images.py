@@ -5,7 +5,6 @@ draw images (`results.DrawsSamples`). Figures are mosaics: blocks of strips of i
 without smoothing.
 """
 
-import dataclasses
 import math
 import textwrap
 from collections.abc import Sequence
@@ -115,7 +114,7 @@ def mosaic(blocks: Sequence[ImageBlock], across: int = 1) -> Figure:
 
 
 def _draw(block: ImageBlock, pixels: np.ndarray, axes: "Axes", x: int, y: int, labels: int) -> None:
-    """Draw a block whose images begin at (x, y), with labels in so many pixels left of them."""
+    """Draw a block whose images begin at (x, y), with labels in `labels` pixels left of them."""
     write = partial(axes.text, va="top", parse_math=False)
     if block.title:
         write(x - labels, y, block.title, fontsize=TITLE)
@@ -285,8 +284,13 @@ def samples_figure(cells: Sequence[Cell], task: Task, given: Known | None = None
         most = max(len(strip.images) for block in blocks for strip in block.strips)
         return mosaic([*first, *blocks], 1 if first else min(len(blocks), max(1, BESIDE // most)))
     for nfe in dict.fromkeys(cell.factors["nfe"] for cell in cells):
-        strips = [_strip(cell, task) for cell in cells if cell.factors["nfe"] == nfe]
-        strips[1:] = [dataclasses.replace(strip, captions=()) for strip in strips[1:]]  # all have the same
+        strips: list[Strip] = []
+        for cell in cells:
+            if cell.factors["nfe"] == nfe and cell.shown is not None:
+                images = _images(torch.tensor(cell.shown.tokens[:ACROSS]), task)
+                # all rows have the same captions
+                captions = [] if strips or _asked(cell, task) else captions_of(cell, task)[:ACROSS]
+                strips.append(Strip(images, View().label(cell.factors, View().row), captions))
         first.append(ImageBlock(strips, f"NFE {nfe}{_asked(cells[0], task)}"))
     return mosaic(first)
 
@@ -309,14 +313,6 @@ def _rows(cell: Cell, task: Task) -> list[Strip]:
     for _, name, number in sorted(zip(cell.shown.condition, names, range(len(names)), strict=True)):
         rows.setdefault(name, []).append(number)
     return [Strip(images[numbers[:ACROSS]], name) for name, numbers in rows.items()]
-
-
-def _strip(cell: Cell, task: Task) -> Strip:
-    """Return the first images of a cell as one row, which the sampler and the guidance name."""
-    assert cell.shown is not None
-    images = _images(torch.tensor(cell.shown.tokens[:ACROSS]), task)
-    captions = [] if _asked(cell, task) else captions_of(cell, task)[:ACROSS]
-    return Strip(images, View().label(cell.factors, View().row), captions)
 
 
 def _images(tokens: Tensor, task: Task) -> np.ndarray:

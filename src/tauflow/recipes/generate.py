@@ -125,7 +125,12 @@ def generate(
         >>> tauflow.generate(trained, "The capital of France is", 8, nfe=8).texts  # doctest: +SKIP
         [' Paris, and the capital of Italy is Rome']
     """
-    task = _language_task(trained)
+    task = getattr(trained, "task", trained)
+    if not isinstance(task, Language):
+        raise SettingsError(
+            f"generate needs a language model from tauflow.pretrained, got {type(task).__name__}. Use "
+            "tauflow.sample for other models."
+        )
     encoded = [task.text.add_begin(task.text.encode(text)) for text in _list_texts(prompts, task)]
     length, size = _choose_sizes(task, encoded, max_new_tokens, block)
     check_blocks(length, size, nfe)
@@ -269,16 +274,6 @@ def _show(
 
 
 # Arguments
-
-
-def _language_task(trained: Any) -> Language:
-    task = getattr(trained, "task", trained)
-    if not isinstance(task, Language):
-        raise SettingsError(
-            f"generate needs a language model from tauflow.pretrained, got {type(task).__name__}. Use "
-            "tauflow.sample for other models."
-        )
-    return task
 
 
 def _list_texts(prompts: Any, task: Language) -> list[str]:

@@ -217,7 +217,14 @@ class TextTokens:
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text; raise an error if the model can't draw one of them."""
         if self._names is not None:
-            return self._encode_names(text.strip())
+            text = text.strip()
+            for name in text:
+                if name not in self._names:
+                    raise SettingsError(
+                        f"The model has no token {name!r}, only {' '.join(self._names)}. Remove it from the "
+                        "text."
+                    )
+            return [self._names[name] for name in text]
         with blame_tokenizer("The model's tokenizer can't encode the text"):
             ids = self.tokenizer.encode(text, add_special_tokens=False)
         tokens = self.ids.to_tokens(ids)
@@ -225,15 +232,6 @@ class TextTokens:
             name = self.tokenizer.convert_ids_to_tokens(ids[tokens.index(-1)])
             raise SettingsError(f"The text has the token {name!r}, which the model can't draw. Remove it.")
         return tokens
-
-    def _encode_names(self, text: str) -> list[int]:
-        names = cast(dict[str, int], self._names)
-        for name in text:
-            if name not in names:
-                raise SettingsError(
-                    f"The model has no token {name!r}, only {' '.join(names)}. Remove it from the text."
-                )
-        return [names[name] for name in text]
 
     def add_begin(self, tokens: list[int]) -> list[int]:
         """Return a prompt with the tokens that go before it; a chat template has them already."""
