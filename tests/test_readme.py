@@ -83,13 +83,15 @@ def test_metric_of_the_docs():
 
 
 @pytest.mark.slow
-def test_python_example_of_the_readme(monkeypatch, capsys):
-    """As it is, from the folder of the project, with fewer samples."""
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.S)
+def test_python_examples_of_the_readme(monkeypatch, capsys):
+    """As they are, one after the other, from the folder of the project, with fewer samples."""
+    example = "".join(re.findall(r"```python\n(.*?)```", README, re.S))
     assert "num_samples=32" in example
     example = example.replace("num_samples=32", "num_samples=2, nll_items=2")
     monkeypatch.chdir(ROOT)
-    exec(compile(example, "README.md", "exec"), {})
+    names: dict = {}
+    exec(compile(example, "README.md", "exec"), names)
+    assert names["tokens"].shape == (2, 8)
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) >= 5
     assert "error_rate" in shown

@@ -227,7 +227,7 @@ class Result:
 
     Args:
         tokens: the samples, int64 (B, D).
-        nfe: evaluations of the denoiser that were made.
+        nfe: counted evaluations of the denoiser.
         info: a `StepInfo` per step, the network calls, and the settings.
         evaluations: evaluations per sample (B,) for samplers that adapt. None: all samples took `nfe`.
 
