@@ -67,6 +67,7 @@ def _become(words: list[str], cwd: Path, env: dict[str, str], streams: list[Path
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    multiprocessing.set_start_method("fork", force=True)  # as in a new Python, for workers of loaders
     torch.set_num_threads(1)  # OMP_NUM_THREADS was read when torch was imported
     if "PAUSE_AT" in env:
         os.setsid()  # signals to its group reach what it starts, as those of a terminal do

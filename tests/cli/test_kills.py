@@ -13,8 +13,8 @@ from conftest import ENV, ROOT, TINY, assert_equal, load_plain, read_scalars
 
 from tauflow.evaluation.results import Results
 
-KILLS = 12
-PER_CHAIN = 5  # kills of one run before it may end
+KILLS = 8
+PER_CHAIN = 4  # kills of one run before it may end
 ARGS = [
     *TINY,
     *("--trainer.max_steps=14", "--data.epoch_items=32", "--checkpoints.every_n_steps=2"),

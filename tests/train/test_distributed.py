@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ENV, ROOT, TINY, load_plain, read_scalars, run_train, train_command, train_here, wait_for
+from forked import run_script
 
 from tauflow import files
 from tauflow.cli.sample import sample
@@ -74,7 +75,7 @@ torch.manual_seed(0)
 task = Countdown(length=16, values=6, batch_size=8, epoch_items=16, val_items=7)  # the ranks validate 4 and 3
 model = Watched(task.facts, network=TransformerConfig(width=16, blocks=1, heads=2))
 trainer = Trainer(
-    accelerator="cpu", devices=2, strategy="ddp", max_steps=2, logger=False, callbacks=[Save()],
+    accelerator="cpu", devices=2, strategy="ddp_fork", max_steps=2, logger=False, callbacks=[Save()],
     enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     use_distributed_sampler=False, default_root_dir=sys.argv[1],
 )
@@ -84,8 +85,7 @@ trainer.fit(model, TaskData(task))
 
 def test_ranks_see_different_items_and_times_and_the_same_metrics(tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)
-    command = [sys.executable, "worker.py", str(tmp_path)]
-    result = subprocess.run(command, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=240)
+    result = run_script(tmp_path / "worker.py", str(tmp_path), cwd=tmp_path, env=ENV)
     assert result.returncode == 0, result.stderr
     ranks = [load_plain(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
     for step in (0, 1):

@@ -88,15 +88,19 @@ def explain_parser(
     keys = list(dict.fromkeys(re.findall(r'Parser key "([\w.]+)"', report)))
     unknown = re.search(r"arguments: --([\w.]+)|[Oo]ption '([\w.]+)'", report)
     if not keys and unknown:
-        meant = _suggest_setting(parser, unknown[1] or unknown[2], report)
+        flags = [option for action in parser._actions for option in action.option_strings]
+        names = [flag.removeprefix("--") for flag in flags if re.fullmatch(r"--[\w.]+", flag)]
+        word = unknown[1] or unknown[2]
+        group = re.search(r"Group '([\w.]+)'", report)
+        meant = suggest(f"{group[1]}.{word}" if group else word, names)
         return f"{report}.{meant} --help lists all settings."
     setting = keys[0] if keys else "data"  # the only one that is required
     known = ""
     if setting in choices:
         base = choices[setting]
         package = base.__module__.rpartition(".")[0]
-        names = ", ".join(f"{package}.{each.__name__}" for each in classes if issubclass(each, base))
-        known = f"\nKnown classes: {names}; or your own as module.Class, from the current folder."
+        listed = ", ".join(f"{package}.{each.__name__}" for each in classes if issubclass(each, base))
+        known = f"\nKnown classes: {listed}; or your own as module.Class, from the current folder."
     if not keys:
         return report + known
     group = re.search("Unable to load config '(.*)'", report)
@@ -114,13 +118,6 @@ def explain_parser(
             return _list_settings(cls, unknown[1] or unknown[2])
         known = ""  # the class is fine
     return _explain_value(".".join(keys), report) + known
-
-
-def _suggest_setting(parser: "ArgumentParser", word: str, report: str) -> str:
-    flags = [option for action in parser._actions for option in action.option_strings]
-    names = [flag.removeprefix("--") for flag in flags if re.fullmatch(r"--[\w.]+", flag)]
-    group = re.search(r"Group '([\w.]+)'", report)
-    return suggest(f"{group[1]}.{word}" if group else word, names)
 
 
 def _list_settings(cls: type, word: str) -> str:

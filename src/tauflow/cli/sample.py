@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import hashlib
 import logging
-import math
 import shlex
 import sys
 import textwrap
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 IMAGES = Path("samples")  # folder of images without --out
 TRIES = 100  # to read a checkpoint that a run replaces all the time
+REPLACED = "{} was replaced each time it was read. Copy it and sample from the copy."
 
 
 # Settings
@@ -235,15 +235,12 @@ def _read_budgets(word: str) -> list[int]:
 
 def _read_weights(word: str) -> list[float]:
     try:
-        weights = [float(part) for part in _split_commas(word)]
+        return [float(part) for part in _split_commas(word)]
     except ValueError:
-        weights = [math.nan]
-    if not all(map(math.isfinite, weights)):
         raise argparse.ArgumentTypeError(
             f"weights must be numbers such as 1 2 4, got {word!r}. The checkpoint to guide away from is "
             "--unconditional PATH."
-        )
-    return weights
+        ) from None
 
 
 def _split_commas(word: str) -> list[str]:
@@ -385,18 +382,14 @@ def check_flags(settings: SampleSettings) -> None:
 
 
 def find_checkpoint(settings: SampleSettings) -> Path:
-    """Return the checkpoint to sample: by its path, by its task, or else the newest."""
-    if settings.pretrained:
-        return Path(settings.pretrained)
-    if settings.task:
-        return find_shipped_checkpoint(settings.task)
-    return settings.ckpt or find_newest_checkpoint()
-
-
-def find_shipped_checkpoint(task: str) -> Path:
-    """Return the first shipped checkpoint called TASK.ckpt or TASK_*.ckpt."""
+    """Return the checkpoint to sample: by its path, the first shipped one of a task, or else the newest."""
     from tauflow.train.checkpoint import SHIPPED
 
+    task = settings.task
+    if settings.pretrained:
+        return Path(settings.pretrained)
+    if not task:
+        return settings.ckpt or find_newest_checkpoint()
     shipped = sorted(SHIPPED.glob("*.ckpt"))
     found = [path for path in shipped if path.stem == task or path.stem.startswith(f"{task}_")]
     if not found:
@@ -438,11 +431,7 @@ def load_checkpoint(path: Path, settings: SampleSettings, device: "torch.device"
         trained = load(path, device, classes, data)
         if digest(path) == before:
             return trained, before
-    raise _replaced(path)
-
-
-def _replaced(path: Path) -> CheckpointError:
-    return CheckpointError(f"{path} was replaced each time it was read. Copy it and sample from the copy.")
+    raise CheckpointError(REPLACED.format(path))
 
 
 def load_pretrained(settings: SampleSettings, device: "torch.device") -> "Trained":
@@ -798,7 +787,7 @@ def agree_on_checkpoint(job: SampleJob, settings: SampleSettings, fabric: "Fabri
         if not all_reduce_max(job.sha256 != fabric.broadcast(job.sha256)):
             return job
         job = prepare_job(job.path, settings, fabric.device)
-    raise _replaced(job.path)
+    raise CheckpointError(REPLACED.format(job.path))
 
 
 def tensorboard_folder(settings: SampleSettings, path: Path) -> Path:

@@ -288,14 +288,12 @@ def _make_and_lock(root: Path) -> Iterator[Path]:
 def make_next_version(root: Path) -> Path:
     """Make the folder with the next number; runs that start together get one each."""
     names = [re.fullmatch(r"version_(\d+)", path.name) for path in root.iterdir()]
-    numbers = [int(name[1]) for name in names if name]
-    number = max(numbers, default=-1) + 1
-    while True:
-        folder = root / f"version_{number}"
+    first = max((int(name[1]) for name in names if name), default=-1) + 1
+    for number in count(first):
         with suppress(FileExistsError):  # another run was faster
-            folder.mkdir()
-            return folder
-        number += 1
+            (root / f"version_{number}").mkdir()
+            break
+    return root / f"version_{number}"
 
 
 def make_loggers(settings: list[Any], folder: Path, resumed: Resumed | None) -> list[Logger]:
@@ -557,12 +555,6 @@ def find_write_error(error: BaseException | None) -> str:
     return ""
 
 
-def quiet_threads() -> None:
-    """Let a logger's thread end without a report if a file can't be written: the main thread reports it."""
-    before = threading.excepthook
-    threading.excepthook = lambda args: None if find_write_error(args.exc_value) else before(args)
-
-
 def report_end(trainer: Trainer) -> int:
     """Print where everything is; return the exit code, 0 if training reached its end."""
     saved = find_callback(trainer, Checkpoints)
@@ -602,20 +594,20 @@ def train() -> None:
     with exit_with_message("Nothing was saved"):
         sys.argv[1:] = convert_words(sys.argv[1:])
         cli = TauflowCLI()
-    quiet_threads()
+    # A logger's thread ends without a report if a file can't be written: the main thread reports it.
+    report = threading.excepthook
+    threading.excepthook = lambda args: None if find_write_error(args.exc_value) else report(args)
     try:
         cli.fit()
     except SystemExit:  # from Lightning, at the second request to stop
         if not cli.trainer.interrupted:
             raise
     except Exception as error:
-        unwritten = find_write_error(error)
-        if unwritten:
-            sys.exit(f"error: {unwritten}; {describe_saved(cli.trainer)}")
-        if is_lost_rank(error):
-            sys.exit(
-                f"error: another process of the run died or doesn't answer; {describe_saved(cli.trainer)}"
-            )
+        reason = find_write_error(error)
+        if not reason and is_lost_rank(error):
+            reason = "another process of the run died or doesn't answer"
+        if reason:
+            sys.exit(f"error: {reason}; {describe_saved(cli.trainer)}")
         if isinstance(error, TauflowError):
             sys.exit(f"error: {error}")
         raise

@@ -19,10 +19,15 @@ from tauflow.train.module import DFMModule
 class Checkpoints(Checkpoint):
     """Writes `best.ckpt` and `last.ckpt` into the run's folder.
 
-    Both are written after every validation, `last.ckpt` also at the end. Lightning's `ModelCheckpoint` can't
-    promise this: it writes last.ckpt after a validation only if the best one changed, and never twice at one
-    step, though only after the validation, or at the end, the checkpoint knows that it's done. It also
-    forgets the best score when the run's folder has moved or a setting of the callback has changed.
+    Both are written after every validation, `last.ckpt` also at the end. A subclass of Lightning's
+    `ModelCheckpoint` would inherit only its comparison of scores, and replace the rest:
+
+    - It doesn't save at the end of training: 20 steps, validated every 8, would leave `last.ckpt` at step 16.
+    - It saves a step once. But only after the validation, or at the end, does the state say that the
+      validation, its evaluation, or the epoch is done, so a resumed run would repeat or skip it.
+    - It saves `last.ckpt` after a validation only if `best.ckpt` changed.
+    - It saves, and lets training stop, between the parts of an accumulated step.
+    - It forgets the best score when the run's folder has moved or one of its settings has changed.
 
     Args:
         monitor: logged metric that decides which checkpoint is the best.
