@@ -857,8 +857,8 @@ FAULTS = [
     Fault(
         "results of another seed resumed",
         "cli/sample.py",
-        '    "seed",\n',
-        "",
+        '"batch_size", "seed", "show"',
+        '"batch_size", "show"',
         "test_sample.py::test_a_grid_is_written",
     ),
     Fault(
@@ -895,6 +895,13 @@ FAULTS = [
         "    with lock_folder(folder, IN_USE):\n        yield folder\n\n\n@",
         "    yield folder\n\n\n@",
         "test_training_faults.py::test_a_folder_in_which_a_run_trains_is_not_resumed",
+    ),
+    Fault(
+        "folder of a failed run left behind",
+        "cli/train.py",
+        "            shutil.rmtree(folder)\n",
+        "",
+        "test_training_faults.py::test_the_folder_of_a_failed_run_is_removed_unless_something_was_saved",
     ),
     Fault(
         "commas in a list of budgets not read",

@@ -326,10 +326,10 @@ def test_a_run_of_several_nodes_says_that_it_waits_for_them(here, monkeypatch):
 
 
 CONFIGS = {
-    "list": (b"- 1\n- 2\n", "has no settings"),
+    "list": (b"- 1\n- 2\n", "must hold settings"),
     "binary": (bytes(range(256)), "isn't valid YAML"),
     "broken": (b"a: [1\nb: }", "isn't valid YAML"),
-    "group": (b"trainer: 5", "trainer must hold settings"),
+    "group": (b"trainer: 5", "must hold settings"),
 }
 
 

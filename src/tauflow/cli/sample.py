@@ -566,19 +566,8 @@ SIZES = {"num_samples": (64, 40), "batch_size": (16, 40), "show": (4, 40)}
 """Defaults, and those of images: rows of classes need 40."""
 
 DECISIVE = (
-    "num_samples",
-    "batch_size",
-    "seed",
-    "show",
-    "prompt",
-    "infill",
-    "length",
-    "keep",
-    "judge",
-    "condition",
-    "temperature",
-    "nll_items",
-    "precision",
+    *("num_samples", "batch_size", "seed", "show", "prompt", "infill", "length", "keep", "judge"),
+    *("condition", "temperature", "nll_items", "precision"),
 )
 """Settings that decide the results: a folder with other ones isn't resumed."""
 

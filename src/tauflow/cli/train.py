@@ -120,11 +120,11 @@ def _convert_config(name: str) -> str:
         config = yaml.safe_load(update_names(text))
     except (ValueError, yaml.YAMLError) as error:
         raise SettingsError(f"{path} isn't valid YAML: {' '.join(str(error).split())[:300]}") from None
-    if not isinstance(config, dict):
-        raise SettingsError(f"{path} has no settings. Write lines such as `trainer: {{max_steps: 100}}`.")
-    for group in ("trainer", "model", "evaluation", "checkpoints"):  # the parser would ignore other values
-        if not isinstance(config.get(group) or {}, dict):
-            raise SettingsError(f"{path}: {group} must hold settings, got {config[group]!r:.80}.")
+    groups = ("trainer", "model", "evaluation", "checkpoints")  # the parser would ignore other values
+    if not isinstance(config, dict) or not all(isinstance(config.get(each) or {}, dict) for each in groups):
+        raise SettingsError(
+            f"{path} must hold settings such as `trainer: {{max_steps: 100}}`, got {config!r:.80}."
+        )
     model = config.get("model") or {}
     for moved in [each for each in OPTIMIZER if each in model]:
         model.setdefault("optimizer", {})[moved] = model.pop(moved)
