@@ -82,7 +82,6 @@ def image_metrics(task: "Images") -> dict[str, Metric]:
 
 
 def feature_metrics(task: "Images", name: str) -> dict[str, Metric]:
-    """Return those in the features of a network, whose name is in their tags."""
     seen = SampleFeatures(task, FeatureNetwork(name))
     label = label_of(name)
     metrics: dict[str, Metric] = {
@@ -196,7 +195,6 @@ class RealFeatures:
 
     @cached_property
     def kernel_mean(self) -> Tensor:
-        """Return the mean of the kernel over all pairs of different images."""
         count = len(self.features)
         return _kernel_sums(self.features).sum() / (count * (count - 1))
 

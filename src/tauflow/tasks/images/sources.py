@@ -243,7 +243,6 @@ class Idx(ImageArrays):
     """A folder in the layout of MNIST: train-images-idx3-ubyte and so on, plain or .gz."""
 
     def file(self, kind: str, split: SplitName, dimensions: int) -> Path | None:
-        """Return the path of "images" or "labels" of a split, if there is one."""
         stem = f"{'train' if split == 'train' else 't10k'}-{kind}"
         names = [f"{stem}{dot}idx{dimensions}-ubyte{end}" for dot in "-." for end in ("", ".gz")]
         return next((self.path / name for name in names if (self.path / name).is_file()), None)

@@ -251,7 +251,6 @@ def _diversity(packed: np.ndarray) -> dict[str, float]:
 
 
 def _split(values: Any) -> list[Any]:
-    """Return PARTS parts, each of every PARTS-th value."""
     return [values[first::PARTS] for first in range(PARTS)]
 
 

@@ -82,7 +82,6 @@ def moses_metrics(
 
 
 def cosine(counts: Counter[str], others: Counter[str]) -> float:
-    """Return the cosine between two vectors of counts; NaN if one of them is empty."""
     if not counts or not others:
         return np.nan
     product = sum(count * others[key] for key, count in counts.items())
@@ -286,7 +285,6 @@ class Fingerprints:
 
     @cached_property
     def columns(self) -> np.ndarray:
-        """Return 0 or 1, uint8 (BITS, N): which molecules have a bit."""
         return np.unpackbits(np.ascontiguousarray(self.packed.T), axis=0)
 
     @cached_property
@@ -341,7 +339,6 @@ CHEMNET_BATCH = 512
 
 @cache
 def _chemnet() -> Any:
-    """Load ChemNet with the weights inside fcd_torch."""
     weights = Path(optional_module("fcd_torch").__file__ or "").with_name("ChemNet_v0.13_pretrained.pt")
     layers = torch.load(weights, map_location="cpu", weights_only=True)
     return optional_module("fcd_torch.utils").load_imported_model(layers).eval()

@@ -192,7 +192,6 @@ class SequenceStatistics:
 
 
 def digest_of_rows(*tables: np.ndarray) -> str:
-    """Return a digest of all rows of tables (N, D), in their order."""
     found = hashlib.blake2b(digest_size=12)
     for rows in tables:
         found.update(repr(rows.shape).encode())

@@ -221,7 +221,6 @@ class Sequences(TextTask):
 
     @cached_property
     def statistics(self) -> SequenceStatistics:
-        """Return statistics of the training split: those the run has saved, else counted."""
         if self._saved:
             return SequenceStatistics.load(self._saved, self.num_tokens, self.shape[0], self.conditions)
         if not hasattr(self, "val_data"):

@@ -51,7 +51,6 @@ def find_fault(names: Sequence[str]) -> str:
 
 
 def make_splitter(pattern: str) -> Callable[[str], list[str]]:
-    """Return a function that finds the tokens of a string, and skips everything else."""
     compiled = re.compile(pattern)
     if not compiled.groups:
         return compiled.findall

@@ -76,7 +76,6 @@ def pack(documents: Iterable[str], vocabulary: Vocabulary, length: int) -> Itera
 
 
 def check_counts(train: int, val: int, split: TextSplit) -> None:
-    """Raise unless a corpus fills a block for training and one for validation."""
     if train and val:
         return
     documents = f"validation documents ({split.val_share:.1%} of all)" if train else "training documents"

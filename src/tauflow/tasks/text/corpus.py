@@ -71,7 +71,6 @@ class HubCorpus(Corpus):
     streaming: bool = False
 
     def load(self) -> Any:
-        """Return the data set, downloaded or as a stream."""
         import datasets
 
         try:
@@ -148,7 +147,6 @@ def split_patterns(names: str) -> tuple[str, ...]:
 
 
 def find_files(patterns: Iterable[str], flag: str = "--data.files") -> list[Path]:
-    """Return the files that names or patterns mean, each once."""
     found: list[Path] = []
     for pattern in patterns:
         matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))

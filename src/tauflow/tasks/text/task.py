@@ -203,7 +203,6 @@ class Text(TextTask):
 
     @cached_property
     def statistics(self) -> TextStatistics:
-        """Return statistics of the training split: those the run has saved, else counted."""
         if self._saved:
             return TextStatistics.load(self._saved, self.num_tokens, self.length)
         if not hasattr(self, "val_data"):
