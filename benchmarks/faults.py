@@ -111,7 +111,7 @@ FAULTS = [
     Fault(
         "odds of the own token without the source",
         "process/process.py",
-        "return 1 + kappa * self.source.inverse_law(x) / (1 - kappa)",
+        "return 1 + kappa * self.source.inverse_probability(x) / (1 - kappa)",
         "return 1 + kappa / (1 - kappa)",
         "test_process.py::test_own_odds_are_a_ratio_of_evidence",
     ),

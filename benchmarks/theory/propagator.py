@@ -38,7 +38,7 @@ class Propagator:
 
     def start(self) -> Tensor:
         """Return the law of x_0 (M,)."""
-        return self.product(self.process.start_law().expand(1, self.law.length, -1)).squeeze(0)
+        return self.product(self.process.start_distribution().expand(1, self.law.length, -1)).squeeze(0)
 
     def product(self, rows: Tensor) -> Tensor:
         """Return the joint law (N, M) of independent coordinates with laws rows (N, D, S)."""
@@ -70,7 +70,9 @@ class Propagator:
         sigma, chance = sampler.probabilities(grid, n)
         stay = torch.nn.functional.one_hot(state.x, self.process.num_states).double()
         drawn = self._padded(rows).view(*state.x.shape, -1)
-        return self.product(sigma * self.process.start_law() + chance * drawn + (1 - sigma - chance) * stay)
+        return self.product(
+            sigma * self.process.start_distribution() + chance * drawn + (1 - sigma - chance) * stay
+        )
 
     def frozen(self, rows: Tensor, x: Tensor, grid: Grid, n: int) -> Tensor:
         """Return the kernel (N, M) of step n from x (N, D) with frozen rows (N * D, V)."""
@@ -153,7 +155,7 @@ class Propagator:
     def marginal(self, share: float) -> Tensor:
         """Return the exact law (M,) of x_t where this share of the path (kappa of a mixture) is done."""
         t = self.process.t_from_share(torch.tensor(share, dtype=torch.float64)).item()
-        return self.law.probabilities @ self.product(self.process.law_at(t)[self.law.sequences])
+        return self.law.probabilities @ self.product(self.process.distribution_at(t)[self.law.sequences])
 
     def error(self, sampler: Sampler, nfe: int) -> float:
         """Return the total variation to the exact law where the sampler ends: the data, or at the cutoff."""

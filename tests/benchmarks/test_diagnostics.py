@@ -318,7 +318,7 @@ def test_integration_term_by_enumeration(kind):
     40 % less."""
     law = EnumerableLaw(torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), 3, 1)
     process, sampler = mixture(kind, 3), leaping("tr_cie", cutoff=0.5)
-    start = process.start_law().tolist()
+    start = process.start_distribution().tolist()
     h, states = math.log(2) / 2, torch.arange(3)[:, None]
 
     def rates(tau):

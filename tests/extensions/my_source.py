@@ -9,6 +9,6 @@ class Sloping(Source):
     """x_0 is token s with a probability proportional to V - s."""
 
     @property
-    def law(self):
+    def distribution(self):
         weights = torch.arange(self.num_tokens, 0, -1, dtype=torch.float64)
         return weights / weights.sum()

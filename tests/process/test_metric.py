@@ -99,7 +99,7 @@ def test_corrupt_draws_from_the_softmax_of_distances():
         for code, law in enumerate(torch.tensor(laws, dtype=torch.float64)):
             shares = torch.bincount(x_t[code], minlength=V) / count
             assert ((shares - law).abs() <= 5 * (law * (1 - law) / count).sqrt() + 1e-9).all()
-            torch.testing.assert_close(process.law_at(t)[code], law)
+            torch.testing.assert_close(process.distribution_at(t)[code], law)
         assert torch.equal(redrawn, x_t != x_1)
 
 
@@ -107,8 +107,8 @@ def test_ends_of_the_path():
     process = metric(V)
     x_1 = torch.randint(V, (8, 50), generator=torch.Generator().manual_seed(0))
     assert torch.equal(process.corrupt(x_1, torch.ones(8))[0], x_1)
-    torch.testing.assert_close(process.law_at(0.0), torch.full((V, V), 1 / V, dtype=torch.float64))
-    assert torch.equal(process.start_law(), Uniform(V).law)
+    torch.testing.assert_close(process.distribution_at(0.0), torch.full((V, V), 1 / V, dtype=torch.float64))
+    assert torch.equal(process.start_distribution(), Uniform(V).distribution)
     assert process.evidence(x_1[:1], torch.ones(1)).argmax(-1).tolist() == x_1[:1].tolist()
 
 
@@ -148,7 +148,7 @@ def test_codes_of_one_direction_are_taken_for_each_other():
     jumps = process.intensity(rows.clone(), tokens, 0.7)
     kernel = process.kernel(rows, tokens, 0.5, 2.0)
     others = torch.tensor([0, 2, 4])
-    for law in (process.law_at(0.7), evidence, evidence.T, jumps[others], kernel[others]):
+    for law in (process.distribution_at(0.7), evidence, evidence.T, jumps[others], kernel[others]):
         assert law.isfinite().all()
         torch.testing.assert_close(law[:, 1], law[:, 3])
     assert jumps[twins[:, None], twins].max() < 1e-12
@@ -234,7 +234,7 @@ def test_rates_carry_the_path(t):
     """The continuity equation: sum_z p(z) u(s, z) - p(s) sum_y u(y, s) = d p(s) / d clock, for every x_1."""
     process, h = metric(V), 1e-5
     s = process.clock(torch.tensor(t, dtype=torch.float64))
-    laws = [process.law_at(process.t_from_clock(s + step).item()) for step in (-h, 0.0, h)]
+    laws = [process.distribution_at(process.t_from_clock(s + step).item()) for step in (-h, 0.0, h)]
     for x_1 in range(V):
         rates = process.toward(torch.full((V,), x_1), torch.arange(V), t)  # [z, s]
         flow = laws[1][x_1] @ rates - laws[1][x_1] * rates.sum(1)
@@ -309,7 +309,7 @@ def test_the_kernel_is_the_flow_of_the_conditional_rates():
 
     torch.testing.assert_close(kernel, 2 * euler(2000) - euler(1000), atol=1e-5, rtol=0)
     times = process.t_from_clock(torch.tensor([begin, end], dtype=torch.float64)).tolist()
-    before, after = (process.law_at(t) for t in times)
+    before, after = (process.distribution_at(t) for t in times)
     torch.testing.assert_close(torch.einsum("xz,xzy->xy", before, kernel), after, atol=1e-9, rtol=0)
 
 
@@ -330,7 +330,9 @@ def test_followed_chains_have_the_law_of_the_kernel(number):
     x_1 = torch.full((count, 1), 7)
     x_t, _ = process.corrupt(x_1, torch.full((count,), t), generator)
     found = process.follow(x_t.squeeze(1), x_1.squeeze(1), *clocks, generator)
-    assert distance(empirical(found[:, None], number), process.law_at(t_next)[7]) < allowed(number, count)
+    assert distance(empirical(found[:, None], number), process.distribution_at(t_next)[7]) < allowed(
+        number, count
+    )
 
 
 # Samplers
@@ -406,7 +408,7 @@ def test_a_step_of_fudoki(process):
     x_1 from the posterior, then a jump of its conditional rates with the probability 1 - exp(-h sum u).
     """
     law = EnumerableLaw.random(num_tokens=4, length=1, spread=1.0)
-    now, every = process.start_law(), torch.arange(4)
+    now, every = process.start_distribution(), torch.arange(4)
     for t in (0.0, 1 / 3):
         posterior = law.posterior(every[:, None], torch.full((4,), t), process).squeeze(1)  # [z, x_1]
         after = torch.zeros(4, dtype=torch.float64)
@@ -482,7 +484,7 @@ def mean_bound(law: EnumerableLaw, process: Process, sharper: float = 1.0) -> fl
     x_1, x_t = states[pairs[:, 0]], states[pairs[:, 1]]
 
     def mean(t: float, cost) -> float:
-        chance = law.probabilities[pairs[:, 0]] * process.law_at(t)[x_1, x_t].prod(1)
+        chance = law.probabilities[pairs[:, 0]] * process.distribution_at(t)[x_1, x_t].prod(1)
         posterior = law.posterior(x_t, torch.full((len(pairs),), t, dtype=torch.float64), process)
         costs = cost((sharper * posterior.log()).log_softmax(-1)).mean(1)
         return (chance * costs.where(chance > 1e-30, 0)).sum().item()  # infinite where x_t is impossible

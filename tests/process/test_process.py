@@ -38,7 +38,7 @@ def test_sources():
 def test_a_marginal_source_draws_from_its_law():
     source = Marginal([1, 2, 3, 4])
     assert (source.num_tokens, source.num_states, source.name) == (4, 4, "marginal")
-    assert source.law.tolist() == pytest.approx(LAW)
+    assert source.distribution.tolist() == pytest.approx(LAW)
     assert source == Marginal(torch.tensor(LAW, dtype=torch.float64))
     assert source != Marginal([4, 3, 2, 1])
     assert hash(source) == hash(Marginal([1, 2, 3, 4]))
@@ -46,7 +46,7 @@ def test_a_marginal_source_draws_from_its_law():
     assert x.shape == (100, 500)
     assert x.dtype == torch.int64
     shares = torch.bincount(x.flatten(), minlength=4) / x.numel()
-    assert ((shares - source.law).abs() < five_errors(source.law, x.numel())).all()
+    assert ((shares - source.distribution).abs() < five_errors(source.distribution, x.numel())).all()
     assert source.movable(x).all()
     assert not source.masks(x).any()
 
@@ -63,7 +63,7 @@ def test_the_tails_of_a_marginal_source_are_drawn():
 @pytest.mark.parametrize(
     "law", [[1.0, 0.0], [1.0, -1.0], [1.0, float("nan")], [1.0, float("inf")], [[1.0, 1.0]], "ab", None]
 )
-def test_laws_that_are_none(law):
+def test_bad_probabilities(law):
     with pytest.raises(ValueError, match="a probability above 0 for each token; add a little to each count"):
         Marginal(law)
 
@@ -90,12 +90,12 @@ def test_a_number_of_tokens_may_be_a_numpy_integer():
 def test_inverse_law_and_channels(kind):
     source = SOURCES[kind](4)
     assert source.channels == (4 if kind == "masked" else 3)
-    assert source.law.sum() == pytest.approx(1)
-    assert len(source.law) == source.num_states
+    assert source.distribution.sum() == pytest.approx(1)
+    assert len(source.distribution) == source.num_states
     if kind != "masked":
         x = torch.tensor([[0, 3], [1, 1]])
-        found = torch.as_tensor(source.inverse_law(x), dtype=torch.float64).expand(x.shape)
-        torch.testing.assert_close(found, 1 / source.law[x])
+        found = torch.as_tensor(source.inverse_probability(x), dtype=torch.float64).expand(x.shape)
+        torch.testing.assert_close(found, 1 / source.distribution[x])
 
 
 def test_a_source_by_name():
@@ -106,7 +106,7 @@ def test_a_source_by_name():
     assert source_from("tauflow.process.sources.Uniform", 5) == Uniform(5)
     with pytest.raises(ValueError, match=r"unknown source 'maskd'; known sources: .*; did you mean masked\?"):
         source_from("maskd", 5)
-    with pytest.raises(SettingsError, match="needs the unigram law of the data"):
+    with pytest.raises(SettingsError, match="needs the unigram distribution of the data"):
         source_from("marginal", 5)
     with pytest.raises(SettingsError, match="made for 4 tokens, the data has 5"):
         source_from(Masked(4), 5)
@@ -118,7 +118,7 @@ class Ends(Source):
     """A source of one's own, outside the package: the first and the last token."""
 
     @property
-    def law(self):
+    def distribution(self):
         law = torch.full((self.num_tokens,), 0.1 / (self.num_tokens - 2), dtype=torch.float64)
         law[[0, -1]] = 0.45
         return law
@@ -132,7 +132,7 @@ def test_a_source_of_ones_own_states_its_law_alone():
     assert (process.name, process.recommended, process.channels) == ("ends", "renoise", 5)
     x = process.start((200, 100), torch.Generator().manual_seed(0))
     shares = torch.bincount(x.flatten(), minlength=6) / x.numel()
-    assert ((shares - source.law).abs() < five_errors(source.law, x.numel())).all()
+    assert ((shares - source.distribution).abs() < five_errors(source.distribution, x.numel())).all()
 
 
 # The mixture path
@@ -207,7 +207,7 @@ def test_ends_of_the_path(process):
 @pytest.mark.parametrize("process", mixtures(4), ids=lambda process: process.name)
 def test_a_start_has_the_start_law(process):
     x = process.start((400, 100), torch.Generator().manual_seed(3))
-    law = process.start_law()
+    law = process.start_distribution()
     assert law.dtype == torch.float64
     assert law.shape == (process.num_states,)
     shares = torch.bincount(x.flatten(), minlength=process.num_states) / x.numel()
@@ -222,7 +222,7 @@ def test_evidence_is_the_likelihood_of_a_state(process):
     t = torch.tensor([0.0, 0.3, 0.9])
     evidence = process.evidence(x, t)
     assert evidence.dtype == torch.float64
-    law = process.start_law().tolist()
+    law = process.start_distribution().tolist()
     for b, time in enumerate(t.tolist()):
         kappa = time**2
         for state in range(process.num_states):
@@ -315,12 +315,11 @@ def test_spread_kappas_are_stratified_on_every_leading_part_and_fixed():
     assert abs(kappa.mean() - 0.5) < 1 / 512  # not all at the left ends of their strata
 
 
-@pytest.mark.parametrize("law", [[1.0, 1.0, 1.0], [0.5, 0.5], [0.5, 0.5, 0.0]])
-def test_a_law_that_is_none_is_refused(law):
-    class Own(Source):
-        law = torch.tensor(())
+@pytest.mark.parametrize("values", [[1.0, 1.0, 1.0], [0.5, 0.5], [0.5, 0.5, 0.0]])
+def test_a_distribution_needs_probabilities(values):
+    class Own(Source):  # `law` is the old name
+        law = torch.tensor(values, dtype=torch.float64)
 
-    Own.law = torch.tensor(law, dtype=torch.float64)
     with pytest.raises(ValueError, match="must be 3 probabilities with the sum 1, above 0"):
         Mixture(Own(3), "linear")
 
@@ -329,4 +328,4 @@ def test_a_law_of_probabilities_stays_as_it_is():
     """Rebuilt from its own law, as from a checkpoint, a marginal source is the same to the last bit."""
     law = torch.rand(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     once = Marginal(law)
-    assert Marginal(once.law) == once
+    assert Marginal(once.distribution) == once

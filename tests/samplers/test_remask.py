@@ -52,7 +52,7 @@ def remask_kernel(propagator, now, sigma, r):
     process, x = propagator.process, propagator.states
     stay = one_hot(x, process.num_states).double()
     drawn = torch.nn.functional.pad(rows_at(propagator, now), (0, process.num_states - V))
-    source = process.start_law()
+    source = process.start_distribution()
     if not process.absorbing:
         return sigma * source + r * drawn + (1 - sigma - r) * stay
     masks = (x == process.num_tokens)[:, :, None]
@@ -230,7 +230,7 @@ def test_what_is_taken_back_together_lies_apart(coins):
 
 def at_kappa(propagator, kappa):
     """The law of all states at kappa."""
-    noised = kappa * torch.eye(V) + (1 - kappa) * propagator.process.start_law()
+    noised = kappa * torch.eye(V) + (1 - kappa) * propagator.process.start_distribution()
     return LAW.probabilities @ propagator.product(noised[LAW.sequences])
 
 

@@ -144,7 +144,7 @@ def test_tweedie_kernels_are_exact_in_one_dimension(name, kind):
     result = tauflow.sample(model, name, 3, count=40_000)
     assert distance(empirical(result.tokens, 4), law.probabilities) < allowed(4, 40_000)
     stopped = tauflow.sample(model, f"{name}(finish=none, cutoff=0.4)", 3, count=40_000)
-    there = 0.6 * law.probabilities + 0.4 * process.start_law()
+    there = 0.6 * law.probabilities + 0.4 * process.start_distribution()
     assert distance(empirical(stopped.tokens, 4), there) < allowed(4, 40_000)
 
 

@@ -239,7 +239,7 @@ def test_finite_data_can_be_shuffled_without_end():
 def test_the_marginal_source_trains_validates_and_comes_back(tmp_path):
     task = Countdown(length=16, values=6, batch_size=8, epoch_items=32, val_items=64)
     model = module(task.facts, source="marginal")
-    assert torch.equal(model.source.law, task.unigrams())
+    assert torch.equal(model.source.distribution, task.unigrams())
     trainer = fit(model, TaskData(task), plugins=[AtomicCheckpointIO()])
     assert math.isfinite(trainer.callback_metrics["val/bound"])
     assert model.loss_on == "all"
@@ -254,7 +254,7 @@ def test_the_marginal_source_trains_validates_and_comes_back(tmp_path):
 
 
 def test_the_marginal_source_needs_the_law_of_the_data():
-    with pytest.raises(SettingsError, match="needs the unigram law"):
+    with pytest.raises(SettingsError, match="needs the unigram distribution"):
         DFMModule(DataFacts(6, (16,)), source="marginal")
 
 

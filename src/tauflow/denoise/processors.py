@@ -113,7 +113,7 @@ def own_tokens(process: Mixture, index: Index, query: Query) -> tuple[Tensor, Te
     t = query.t.to(precise(query.t.device))
     odds = process.schedule.kappa(t) / process.schedule.survival(t).clamp(min=MIN_SURVIVAL)  # (B,)
     odds = odds.repeat_interleave(length)[index] if isinstance(index, slice) else odds[index // length]
-    return token, torch.log1p(odds[:, None] * process.source.inverse_law(token))
+    return token, torch.log1p(odds[:, None] * process.source.inverse_probability(token))
 
 
 def leave_one_out(probs: Tensor, tokens: Tensor, odds: Tensor | float) -> Tensor:

@@ -1,7 +1,7 @@
 """What noise is: schedules, sources, and the process that leads from noise to data.
 
 Schedule    kappa(t), how much of the data is there at time t
-Source      where the path starts: masks, uniform noise, the unigram law of the data
+Source      where the path starts: masks, uniform noise, the unigram distribution of the data
 Process     all that depends on the kind of noise; `Mixture(source, schedule)` is discrete flow matching,
             `Metric(codebook, schedule)` goes through codes that are ever closer to those of the data
 """

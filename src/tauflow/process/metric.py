@@ -1,4 +1,4 @@
-"""Distances between the codes of a codebook, and the laws p(x) = softmax_x(-beta d(x, y)) that they give.
+"""Distances between the codes of a codebook, and their distributions p(x) = softmax_x(-beta d(x, y)).
 
 Shapes: V codes, E numbers of a vector, R rows. A table of all distances is kept for small codebooks alone;
 else rows of it are made of the vectors, a few megabytes at a time.
@@ -20,7 +20,7 @@ from tauflow.process.sources import Codebook
 
 SMALL = 256  # codes up to which all distances are kept
 ENTRIES = 2**20  # distances that are held at a time
-LARGEST = 1e30  # beta that stands for infinity: the law is the code itself
+LARGEST = 1e30  # beta that stands for infinity: the distribution is the code itself
 SAMPLED = 64  # codes of a large codebook that beta_0 is estimated from
 
 
@@ -79,9 +79,9 @@ class Codes:
             self._cast[key] = self.table.to(device, dtype)
         return self._cast[key]
 
-    def law(self, codes: Tensor, beta: Tensor) -> Tensor:
+    def distribution(self, codes: Tensor, beta: Tensor) -> Tensor:
         """Return softmax_x(-beta d(x, y)) (R, V) of codes y (R,), at beta (R, 1) or for all of them ()."""
-        return law_at(self.distances(codes, beta.dtype), beta)
+        return distribution_at(self.distances(codes, beta.dtype), beta)
 
     def log_partition(self, beta: Tensor) -> Tensor:
         """Return ln sum_x exp(-beta d(x, y)) (V,) of all codes y, at one beta ()."""
@@ -90,9 +90,9 @@ class Codes:
         return torch.cat(parts)
 
     def draw(self, codes: Tensor, beta: Tensor, coins: Tensor) -> Tensor:
-        """Draw tokens (R,) from the laws of codes (R,) at beta (R,) by inverse CDF, from coins (R,)."""
+        """Draw tokens (R,) given codes (R,) at beta (R,) by inverse CDF, from coins (R,)."""
         parts = [
-            _at_quantile(self.law(own, when[:, None]), coin)
+            _at_quantile(self.distribution(own, when[:, None]), coin)
             for own, when, coin in zip(*(self.parted(each) for each in (codes, beta, coins)), strict=True)
         ]
         return torch.cat(parts) if parts else codes
@@ -105,9 +105,9 @@ class Codes:
         """Return beta_0 = C / H(0), so that jumps of the path are spread evenly over ln(1 + beta / beta_0).
 
         H(beta) is the rate of jumps on the path per unit of beta, E max(0, d(x, y) - d(x', y)) over codes y
-        and independent x, x' of its law. Where the number of codes within a distance grows like a power of
-        it, beta H(beta) is a constant C; here C is the largest value on a grid of beta (ratio sqrt 2, from
-        0.01 to 10^4). The mean is over all codes y of a small codebook, else over SAMPLED, evenly apart.
+        and independent x, x' of its distribution. Where the number of codes within a distance grows like a
+        power of it, beta H(beta) is a constant C; here C is the largest value on a grid of beta (ratio sqrt 2,
+        from 0.01 to 10^4). The mean is over all codes y of a small codebook, else over SAMPLED, evenly apart.
         """
         count = len(self) if len(self) <= SMALL else SAMPLED
         some = torch.arange(count) * len(self) // count
@@ -116,36 +116,39 @@ class Codes:
         return max(beta * _hazard(near, beta) for beta in betas) / _hazard(near, 0.0)
 
 
-def law_at(near: Tensor, beta: Tensor) -> Tensor:
-    """Return the laws softmax(-beta d) (R, V) of distances (R, V), at beta (R, 1) or for all of them ()."""
+def distribution_at(near: Tensor, beta: Tensor) -> Tensor:
+    """Return softmax(-beta d) (R, V) of distances (R, V), at beta (R, 1) or for all of them ()."""
     return (near * -beta.clamp(max=LARGEST)).softmax(-1)
 
 
 def _hazard(near: Tensor, beta: float) -> float:
-    """Return E max(0, d - d') over the laws at beta of distances (R, V), which are sorted."""
-    law = (near * -beta).softmax(-1)
-    mass, moment = law.cumsum(-1), (law * near).cumsum(-1)  # of what is no farther; ties count 0
-    return (law * (near * mass - moment)).sum(-1).mean().item()
+    """Return E max(0, d - d') over the distributions at beta of distances (R, V), which are sorted."""
+    distribution = (near * -beta).softmax(-1)
+    mass, moment = (
+        distribution.cumsum(-1),
+        (distribution * near).cumsum(-1),
+    )  # of what is no farther; ties count 0
+    return (distribution * (near * mass - moment)).sum(-1).mean().item()
 
 
-def _at_quantile(law: Tensor, coins: Tensor) -> Tensor:
-    """Return tokens (R,) where the laws (R, V) reach the coins (R,)."""
-    total = law.cumsum(-1, dtype=precise(law.device))
+def _at_quantile(distribution: Tensor, coins: Tensor) -> Tensor:
+    """Return tokens (R,) where the distributions (R, V) reach the coins (R,)."""
+    total = distribution.cumsum(-1, dtype=precise(distribution.device))
     found = torch.searchsorted(total, (coins.to(total.dtype) * total[:, -1])[:, None], right=True)
-    return found.squeeze(1).clamp_(max=law.shape[-1] - 1)
+    return found.squeeze(1).clamp_(max=distribution.shape[-1] - 1)
 
 
-# The chain of a coordinate on the metric path towards a known x_1: its law, and draws of it.
+# The chain of a coordinate on the metric path towards a known x_1: its distribution, and draws of it.
 #
-# From z it jumps to s with the rate p(s) max(0, d(z, x_1) - d(s, x_1)) per unit of beta, where p is the law
-# of x_1 at beta: it only ever comes closer. Shapes: V codes, R rows.
+# From z it jumps to s with the rate p(s) max(0, d(z, x_1) - d(s, x_1)) per unit of beta, where p is the
+# distribution of x_1 at beta: it only ever comes closer. Shapes: V codes, R rows.
 
 
 EXACT = 1e-10  # largest change of a probability when the steps of a chain are halved
 
 
-def chain_laws(codes: Codes, beta: float, beta_next: float, origin: float) -> Tensor:
-    """Return the laws (V, V, V) of [x_1, z, y]: at y at beta_next from z at beta, on the way to x_1.
+def chain_distributions(codes: Codes, beta: float, beta_next: float, origin: float) -> Tensor:
+    """Return the distributions (V, V, V) of [x_1, z, y]: at y at beta_next from z at beta, on the way to x_1.
 
     Fourth-order Magnus steps on ln(1 + beta / origin), twice as many until no probability changes by EXACT.
     """
@@ -155,23 +158,25 @@ def chain_laws(codes: Codes, beta: float, beta_next: float, origin: float) -> Te
 
     def generator(clock: float) -> Tensor:
         now = torch.tensor(origin * math.expm1(clock), dtype=torch.float64)
-        rates = (now + origin) * codes.law(own, now)[:, None, :] * downhill
+        rates = (now + origin) * codes.distribution(own, now)[:, None, :] * downhill
         rates.diagonal(dim1=1, dim2=2).sub_(rates.sum(-1))
         return rates
 
     def chain(steps: int) -> Tensor:
-        h, law = (end - begin) / steps, torch.eye(len(codes), dtype=torch.float64)
+        h, distribution = (end - begin) / steps, torch.eye(len(codes), dtype=torch.float64)
         for step in range(steps):
             middle = begin + (step + 0.5) * h
             first, last = generator(middle - h * 3**0.5 / 6), generator(middle + h * 3**0.5 / 6)
             commutator = first @ last - last @ first
-            law = law @ torch.linalg.matrix_exp(h / 2 * (first + last) + h**2 * 3**0.5 / 12 * commutator)
-        return law
+            distribution = distribution @ torch.linalg.matrix_exp(
+                h / 2 * (first + last) + h**2 * 3**0.5 / 12 * commutator
+            )
+        return distribution
 
     steps, before = 2, chain(1)
-    while ((laws := chain(steps)) - before).abs().max() > EXACT:
-        steps, before = 2 * steps, laws
-    return laws
+    while ((distributions := chain(steps)) - before).abs().max() > EXACT:
+        steps, before = 2 * steps, distributions
+    return distributions
 
 
 def thinned(
@@ -220,7 +225,7 @@ KEPT = 64  # codes of a posterior that rates look at, where the codebook is larg
 
 @dataclass(frozen=True)
 class MetricNoise(Noise):
-    """Coins, which choose x_t by the law of each data token."""
+    """Coins, which choose x_t by the distribution of each data token."""
 
     coins: Tensor  # (B, D) in [0, 1)
     process: "Metric"
@@ -309,12 +314,12 @@ class Metric(Process):
     def start(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         return self.codebook.sample(shape, generator)
 
-    def start_law(self) -> Tensor:
-        return self.codebook.law
+    def start_distribution(self) -> Tensor:
+        return self.codebook.distribution
 
-    def law_at(self, t: float) -> Tensor:
+    def distribution_at(self, t: float) -> Tensor:
         beta = torch.tensor(self.schedule.odds(t), dtype=torch.float64)
-        return self.codes.law(torch.arange(self.num_tokens), beta)
+        return self.codes.distribution(torch.arange(self.num_tokens), beta)
 
     def noise(self, t: Tensor, length: int, generator: torch.Generator | None = None) -> MetricNoise:
         coins = torch.rand((len(t), length), generator=generator, dtype=t.dtype, device=t.device)
@@ -341,8 +346,8 @@ class Metric(Process):
     def _toward(self, x_1: Tensor, tokens: Tensor, beta: float) -> Tensor:
         """Return u(s, z | x_1) (R, V) per unit of beta."""
         near = self.codes.distances(x_1, precise(x_1.device))
-        law = law_at(near, near.new_tensor(beta))
-        return (near.gather(1, tokens[:, None]) - near).relu_().mul_(law)
+        distribution = distribution_at(near, near.new_tensor(beta))
+        return (near.gather(1, tokens[:, None]) - near).relu_().mul_(distribution)
 
     def _rates(self, rows: Tensor, tokens: Tensor, beta: float) -> Tensor:
         """Return sum_{x_1} rows u(s, z | x_1) (R, V) per unit of beta."""
@@ -350,9 +355,9 @@ class Metric(Process):
         groups = list(_by_value(tokens))
         for codes in self.codes.parted(torch.arange(self.num_tokens, device=rows.device)):  # x_1, (K,)
             near = self.codes.distances(codes, rows.dtype)  # (K, V)
-            law = law_at(near, near.new_tensor(beta))
+            distribution = distribution_at(near, near.new_tensor(beta))
             for token, places in groups:
-                rates = (near[:, token, None] - near).relu_().mul_(law)
+                rates = (near[:, token, None] - near).relu_().mul_(distribution)
                 result[places] += rows[places][:, codes] @ rates
         return result
 
@@ -366,9 +371,9 @@ class Metric(Process):
         split = (self.codes.parted(each, self.top) for each in (codes, kept, tokens))
         for own, weights, token in zip(*split, strict=True):
             near = self.codes.distances(own.flatten(), rows.dtype)
-            law = law_at(near, near.new_tensor(beta))
+            distribution = distribution_at(near, near.new_tensor(beta))
             here = near.gather(1, token.repeat_interleave(self.top)[:, None])
-            rates = (here - near).relu_().mul_(law).unflatten(0, own.shape)  # (r, K, V)
+            rates = (here - near).relu_().mul_(distribution).unflatten(0, own.shape)  # (r, K, V)
             parts.append(torch.einsum("rk,rkv->rv", weights, rates))
         return torch.cat(parts) if parts else rows
 
@@ -387,15 +392,17 @@ class Metric(Process):
     def kernel(self, rows: Tensor, tokens: Tensor, clock: float, clock_next: float) -> Tensor:
         if self.num_tokens > SMALL:
             raise SamplingError(
-                f"the exact law of a step takes V^3 numbers for V = {self.num_tokens} codes; ask for it on a "
-                f"codebook of up to {SMALL}, or sample with tweedie"
+                f"the exact distribution of a step takes V^3 numbers for V = {self.num_tokens} codes; "
+                f"ask for it on a codebook of up to {SMALL}, or sample with tweedie"
             )
         dtype = precise(rows.device)
-        laws = chain_laws(self.codes, self.beta_at(clock), self.beta_at(clock_next), self.beta_0)
-        laws = laws.to(rows.device, dtype)
+        distributions = chain_distributions(
+            self.codes, self.beta_at(clock), self.beta_at(clock_next), self.beta_0
+        )
+        distributions = distributions.to(rows.device, dtype)
         result = torch.zeros(rows.shape, dtype=dtype, device=rows.device)
         for token, places in _by_value(tokens):
-            result[places] = rows[places].to(dtype) @ laws[:, token]
+            result[places] = rows[places].to(dtype) @ distributions[:, token]
         return result
 
     def reach(self, clock: float, clock_next: float) -> float:
@@ -406,8 +413,8 @@ class Metric(Process):
     ) -> Tensor:
         """Draw the chain on the way to x_1 by thinning.
 
-        From z candidates come at the rate d(z, x_1) per unit of beta. One at beta is drawn from the law of
-        x_1 there, and is a jump with the probability max(0, 1 - d(s, x_1) / d(z, x_1)).
+        From z candidates come at the rate d(z, x_1) per unit of beta. One at beta is drawn from the
+        distribution of x_1 there, and is a jump with the probability max(0, 1 - d(s, x_1) / d(z, x_1)).
         """
         return thinned(self.codes, tokens, x_1, (self.beta_at(clock), self.beta_at(clock_next)), generator)
 

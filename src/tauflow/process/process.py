@@ -133,12 +133,12 @@ class Process(ABC):
         """Draw x_0 of the given shape, int64, on the generator's device."""
 
     @abstractmethod
-    def start_law(self) -> Tensor:
-        """Return the law of a coordinate of x_0, float64 (S,)."""
+    def start_distribution(self) -> Tensor:
+        """Return the distribution of a coordinate of x_0, float64 (S,)."""
 
     @abstractmethod
-    def law_at(self, t: float) -> Tensor:
-        """Return the law of a coordinate of x_t for each data token, float64 (V, S)."""
+    def distribution_at(self, t: float) -> Tensor:
+        """Return the distribution of a coordinate of x_t for each data token, float64 (V, S)."""
 
     @abstractmethod
     def noise(self, t: Tensor, length: int, generator: torch.Generator | None = None) -> Noise:
@@ -185,7 +185,7 @@ class Process(ABC):
 
     @abstractmethod
     def kernel(self, rows: Tensor, tokens: Tensor, clock: float, clock_next: float) -> Tensor:
-        """Return the law (R, S) at clock_next from tokens (R,) at clock, with x_1 drawn from rows (R, V)."""
+        """Return probabilities (R, S) at clock_next from tokens (R,) at clock, x_1 drawn from rows (R, V)."""
 
     @abstractmethod
     def reach(self, clock: float, clock_next: float) -> float:
@@ -299,14 +299,14 @@ FACTS = (
 """What a mixture has from its source."""
 
 
-def refuse_bad_law(source: Source) -> None:
-    """Raise unless the law of a source is one over its states, above 0 where coordinates may come back."""
-    law = source.law
-    fits = tuple(law.shape) == (source.num_states,) and abs(law.sum().item() - 1) <= 1e-6
-    if not fits or not bool((law >= 0 if source.absorbing else law > 0).all()):
+def check_distribution(source: Source) -> None:
+    """Raise unless a source has a probability for each state, above 0 where coordinates may come back."""
+    distribution = source.distribution
+    fits = tuple(distribution.shape) == (source.num_states,) and abs(distribution.sum().item() - 1) <= 1e-6
+    if not fits or not bool((distribution >= 0 if source.absorbing else distribution > 0).all()):
         raise SettingsError(
             f"The distribution of {source.name} must be {source.num_states} probabilities with the sum 1, "
-            f"above 0 unless it's a mask, got {law.tolist()[:8]}."
+            f"above 0 unless it's a mask, got {distribution.tolist()[:8]}."
         )
 
 
@@ -343,7 +343,7 @@ class Mixture(Process):
             )
         if isinstance(source, Codebook):
             raise SettingsError("a codebook has a path of its own, no mixture: tauflow.Metric(codebook)")
-        refuse_bad_law(source)
+        check_distribution(source)
         object.__setattr__(self, "source", source)
         object.__setattr__(self, "schedule", schedule_from(schedule))
         for fact in FACTS:
@@ -367,13 +367,13 @@ class Mixture(Process):
     def start(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         return self.source.sample(shape, generator)
 
-    def start_law(self) -> Tensor:
-        return self.source.law
+    def start_distribution(self) -> Tensor:
+        return self.source.distribution
 
-    def law_at(self, t: float) -> Tensor:
+    def distribution_at(self, t: float) -> Tensor:
         kappa = self.schedule.kappa(t)
         kept = torch.eye(self.num_tokens, self.num_states, dtype=torch.float64)
-        return kappa * kept + (1 - kappa) * self.source.law
+        return kappa * kept + (1 - kappa) * self.source.distribution
 
     def noise(self, t: Tensor, length: int, generator: torch.Generator | None = None) -> Redrawn:
         shape = (len(t), length)
@@ -431,4 +431,4 @@ class Mixture(Process):
     def own_odds(self, x: Tensor, t: float) -> Tensor | float:
         """Return p(x_t | x_1 = x_t) / p(x_t | x_1 != x_t) = 1 + kappa / ((1 - kappa) p_src(x)), as x."""
         kappa = self.schedule.kappa(t)
-        return 1 + kappa * self.source.inverse_law(x) / (1 - kappa)
+        return 1 + kappa * self.source.inverse_probability(x) / (1 - kappa)

@@ -3,8 +3,8 @@
 V is the number of data tokens, S the number of states of a coordinate (the mask is a state, never a data
 token).
 
-A source is either a law over the data tokens (`Uniform`, `Marginal`, or one of your own: state `law`), or it
-absorbs nothing but masks (`Masked`). To add one, write a subclass with a `law` and name it in SOURCES, or
+A source is either a distribution over the data tokens (`Uniform`, `Marginal`, or your own), or it absorbs
+nothing but masks (`Masked`). To add one, write a subclass with a `distribution` and name it in SOURCES, or
 give `--model.source` its import path. `path` says how it leads to the data: as a mixture, or, for `Codebook`,
 through codes that are ever closer to those of the data.
 """
@@ -35,7 +35,8 @@ MOST_TOKENS = 2**24
 class Source(ABC):
     """Abstract: the distribution that each coordinate of x_0 is drawn from.
 
-    Use `Masked` or `Uniform` unless you have a reason not to. To write your own, subclass it and give `law`.
+    Use `Masked` or `Uniform` unless you have a reason not to. To write your own, subclass it and define
+    `distribution`.
 
     Args:
         num_tokens: number of data tokens, V.
@@ -47,7 +48,7 @@ class Source(ABC):
         >>> import tauflow, torch
         >>> class Sloping(tauflow.Source):
         ...     @property
-        ...     def law(self):
+        ...     def distribution(self):
         ...         weights = torch.arange(self.num_tokens, 0, -1, dtype=torch.float64)
         ...         return weights / weights.sum()
         >>> tauflow.Mixture(Sloping(4), "linear").start((2, 3)).shape
@@ -76,10 +77,20 @@ class Source(ABC):
             )
         object.__setattr__(self, "num_tokens", number)
 
+    def __init_subclass__(cls) -> None:
+        # `law` is the old name of `distribution`; your own classes may still define it
+        if "law" in vars(cls) and "distribution" not in vars(cls):
+            cls.distribution = vars(cls)["law"]  # type: ignore[method-assign]
+
     @property
     @abstractmethod
+    def distribution(self) -> Tensor:
+        """Return the distribution of a coordinate of x_0 over the S states, float64 (S,)."""
+
+    @property
     def law(self) -> Tensor:
-        """Return the law of a coordinate of x_0 over the S states, float64 (S,)."""
+        """Return `distribution`, by its old name."""
+        return self.distribution
 
     def path(self, schedule: "Schedule | str") -> "Process":
         """Return the process that leads from this source to the data."""
@@ -99,7 +110,7 @@ class Source(ABC):
     def sample(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         """Draw x_0 of the given shape, int64, on the generator's device."""
         device = generator.device if generator else None
-        cumulative = self.law.cumsum(0).to(device)
+        cumulative = self.distribution.cumsum(0).to(device)
         coins = torch.rand(shape, generator=generator, dtype=torch.float64, device=device)
         tokens = torch.searchsorted(cumulative, coins * cumulative[-1], right=True)
         return tokens.clamp_(max=self.num_tokens - 1)
@@ -121,14 +132,14 @@ class Source(ABC):
         """Return how many tokens a movable coordinate can jump to."""
         return self.num_tokens - 1
 
-    def inverse_law(self, tokens: Tensor) -> Tensor | float:
+    def inverse_probability(self, tokens: Tensor) -> Tensor | float:
         """Return 1 / p(x_0 = token) of data tokens, in their shape, or one number for all of them."""
-        return self.law.reciprocal().to(tokens.device, precise(tokens.device))[tokens]
+        return self.distribution.reciprocal().to(tokens.device, precise(tokens.device))[tokens]
 
     def seen(self, x: Tensor, kappa: Tensor) -> Tensor:
         """Return p(x_t^d | x_1^d = s) up to a factor without s, float64 (B, D, V), at kappa (B, 1, 1)."""
         same = x[:, :, None] == torch.arange(self.num_tokens, device=x.device)
-        return kappa * same + (1 - kappa) / self.inverse_law(x[:, :, None])
+        return kappa * same + (1 - kappa) / self.inverse_probability(x[:, :, None])
 
 
 class Masked(Source):
@@ -163,7 +174,7 @@ class Masked(Source):
         return self.num_tokens + 1
 
     @property
-    def law(self) -> Tensor:
+    def distribution(self) -> Tensor:
         return torch.nn.functional.one_hot(torch.tensor(self.mask_id), self.num_states).double()
 
     def sample(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
@@ -206,14 +217,14 @@ class Uniform(Source):
     """
 
     @property
-    def law(self) -> Tensor:
+    def distribution(self) -> Tensor:
         return torch.full((self.num_tokens,), 1 / self.num_tokens, dtype=torch.float64)
 
     def sample(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:
         device = generator.device if generator else None
         return torch.randint(self.num_tokens, shape, generator=generator, device=device)
 
-    def inverse_law(self, tokens: Tensor) -> Tensor | float:
+    def inverse_probability(self, tokens: Tensor) -> Tensor | float:
         return float(self.num_tokens)
 
 
@@ -229,7 +240,7 @@ class Marginal(Source):
 
     Example:
         >>> import tauflow
-        >>> tauflow.Marginal([3, 1]).law.tolist()
+        >>> tauflow.Marginal([3, 1]).distribution.tolist()
         [0.75, 0.25]
     """
 
@@ -246,13 +257,13 @@ class Marginal(Source):
             )
         object.__setattr__(self, "num_tokens", len(values))
         total = values.sum()
-        if (total - 1).abs() > 1e-12:  # a law that is one already stays as it is, bit for bit
+        if (total - 1).abs() > 1e-12:  # those that sum to 1 already stay the same, bit for bit
             values = values / total
         object.__setattr__(self, "probabilities", tuple(values.tolist()))
         self.__post_init__()
 
     @cached_property
-    def law(self) -> Tensor:
+    def distribution(self) -> Tensor:
         return torch.tensor(self.probabilities, dtype=torch.float64)
 
 
@@ -327,8 +338,8 @@ def source_from(
 ) -> Source:
     """Return a source from itself, its name, or the import path of a class of your own.
 
-    `unigrams` gives the unigram law of the data (V,), which the marginal source needs, `codebook` the vectors
-    (V, E) of its tokens, which the metric source needs.
+    `unigrams` gives the unigram distribution of the data (V,), which the marginal source needs, `codebook`
+    the vectors (V, E) of its tokens, which the metric source needs.
     """
     if isinstance(source, Source):
         if source.num_tokens != num_tokens:
@@ -346,7 +357,8 @@ def source_from(
     if kind is Marginal:
         if unigrams is None:
             raise SettingsError(
-                "the marginal source needs the unigram law of the data: give tauflow.Marginal(law)"
+                "the marginal source needs the unigram distribution of the data: "
+                "give tauflow.Marginal(probabilities)"
             )
         return Marginal(unigrams())
     if kind is Codebook:

@@ -129,4 +129,4 @@ def conditional(problem: Problem, posterior: Posterior, index: Tensor) -> Tensor
     probs = posterior.probs(index).to(precise(index.device))
     probs = leave_one_out(probs, tokens, process.own_odds(tokens[:, None], posterior.t))
     kappa = process.schedule.kappa(posterior.t)
-    return probs.mul_(kappa).add_((1 - kappa) * process.source.law.to(probs))
+    return probs.mul_(kappa).add_((1 - kappa) * process.source.distribution.to(probs))

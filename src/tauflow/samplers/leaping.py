@@ -306,7 +306,9 @@ class LeapingOptions(GridSampler):
     jump: JumpName = option("exponential", "jump rule of a leap")
     eps_0: float = option(0.0, "floor of an intensity", low=0)
     ceiling: float = option(math.inf, "ceiling of an intensity", low=0, high=math.inf)
-    dense: bool = option(False, "the literal algorithm with B D V Poisson counts: slow, the same law")
+    dense: bool = option(
+        False, "the literal algorithm with B D V Poisson counts: slow, the same distribution"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -324,13 +324,13 @@ def read_influence(checkpoint: str | Path, length: int) -> Tensor | None:
 #
 # where the second form, which is the one measured, is that of an exact denoiser: it has the same mean, is
 # never negative, and varies so much less that some ten sequences will do. The sum over all tokens of a
-# sampler is the KL divergence of its law from that of the data, given the order; for a trained network, from
-# what the same network draws with one token an evaluation. So the counts with the least sum are a shortest
-# path from 0 to D in N steps, which dynamic programming finds for all N at once (Chen, Cong and Li 2025;
-# Lavenant and Zanella 2025). The matrix takes D evaluations of these sequences.
+# sampler is the KL divergence of its distribution from that of the data, given the order; for a trained
+# network, from what the same network draws with one token an evaluation. So the counts with the least sum are
+# a shortest path from 0 to D in N steps, which dynamic programming finds for all N at once (Chen, Cong and Li
+# 2025; Lavenant and Zanella 2025). The matrix takes D evaluations of these sequences.
 #
 # Orders that are random, or shifted at random, are drawn for each sequence as a sampler draws them; the
-# forecast is a mean over them, and bounds the divergence of the law that is mixed over orders from above.
+# forecast is a mean over them, and bounds the divergence of the distribution mixed over orders from above.
 # Counts that were chosen on some sequences look better on these than on others, so each half of the data
 # chooses counts whose forecast is made on the other half; the counts that are kept are those of all.
 #

@@ -60,7 +60,8 @@ def no_likelihood(sampler: Sampler, model: Model) -> str:
         return sampler.no_likelihood
     if getattr(sampler, "dense", False):
         return (
-            "the dense algorithm does not say how probable its tokens were; drop dense: the law is the same"
+            "the dense algorithm doesn't say how probable its tokens were. Remove dense: the distribution is "
+            "the same."
         )
     if getattr(sampler, "finish", "draw") == "none":
         return "finish=none leaves masks, which data has not; use finish=draw or reuse"

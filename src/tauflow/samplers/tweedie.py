@@ -97,9 +97,9 @@ def d3pm_kernel(process: Mixture, probs: Tensor, tokens: Tensor, t: float, t_nex
     b = kappa_t / kappa_s
     p = probs.to(precise(probs.device))
     every = torch.arange(process.num_tokens, device=probs.device)
-    everywhere = process.source.inverse_law(every)  # 1 / pi(y), (V,)
+    everywhere = process.source.inverse_probability(every)  # 1 / pi(y), (V,)
     own = tokens[:, None]
-    v = process.source.inverse_law(own)  # 1 / pi(x), (R, 1)
+    v = process.source.inverse_probability(own)  # 1 / pi(x), (R, 1)
     p_own = p.gather(1, own)
     c = p_own / (kappa_t + (1 - kappa_t) / v) + (1 - p_own) * v / (1 - kappa_t)
     here = torch.zeros_like(p).scatter_(1, own, 1.0)
