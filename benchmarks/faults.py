@@ -139,8 +139,8 @@ FAULTS = [
     Fault(
         "jumps away from the data on a metric path",
         "process/metric.py",
-        "return (near.gather(1, tokens[:, None]) - near).relu_().mul_(law)",
-        "return (near - near.gather(1, tokens[:, None])).relu_().mul_(law)",
+        "return (near.gather(1, tokens[:, None]) - near).relu_().mul_(distribution)",
+        "return (near - near.gather(1, tokens[:, None])).relu_().mul_(distribution)",
         "test_metric.py::test_the_bound_is_a_divergence_of_rates",
     ),
     Fault(

@@ -177,7 +177,7 @@ class Own(Tweedie):
     ("kind", "spec", "data", "message"),
     [
         ("uniform", "tr_cie", LAW.sequences, "needs a masked source, this model has a uniform one"),
-        ("masked", "tr_cie(dense=true)", LAW.sequences, "drop dense"),
+        ("masked", "tr_cie(dense=true)", LAW.sequences, "Remove dense"),
         ("masked", "tr_cie(finish=none)", LAW.sequences, "use finish=draw or reuse"),
         ("masked", Own(), LAW.sequences, r"problem\.draw"),
         ("masked", "fhs", LAW.sequences[:, :3], r"must have the shape \(B, 4\)"),

@@ -106,8 +106,9 @@ class Codes:
 
         H(beta) is the rate of jumps on the path per unit of beta, E max(0, d(x, y) - d(x', y)) over codes y
         and independent x, x' of its distribution. Where the number of codes within a distance grows like a
-        power of it, beta H(beta) is a constant C; here C is the largest value on a grid of beta (ratio sqrt 2,
-        from 0.01 to 10^4). The mean is over all codes y of a small codebook, else over SAMPLED, evenly apart.
+        power of it, beta H(beta) is a constant C; here C is the largest value on a grid of beta (ratio
+        sqrt 2, from 0.01 to 10^4). The mean is over all codes y of a small codebook, else over SAMPLED,
+        evenly apart.
         """
         count = len(self) if len(self) <= SMALL else SAMPLED
         some = torch.arange(count) * len(self) // count
