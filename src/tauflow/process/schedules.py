@@ -262,6 +262,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "cosine_squared": CosineSquared,
     "beta": Beta,
 }
+"""Schedules by name, as `schedule_from`, `Mixture`, and `--model.schedule` take them."""
 
 
 def schedule_from(schedule: Schedule | type[Schedule] | str, **options: Any) -> Schedule:

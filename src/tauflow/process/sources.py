@@ -328,6 +328,7 @@ SOURCES: dict[str, type[Source]] = {
     "marginal": Marginal,
     "metric": Codebook,
 }
+"""Sources by name, as `DFMModule` and `--model.source` take them."""
 
 
 def source_from(
