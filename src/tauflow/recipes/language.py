@@ -27,6 +27,7 @@ from tauflow.networks import Network
 from tauflow.recipes.recipe import INSTALL, Loaded
 from tauflow.samplers import Prompt
 from tauflow.samplers.run import positive_int
+from tauflow.samplers.run import unprompted as unprompted
 from tauflow.tasks.metrics import SampleMean
 from tauflow.tasks.sequences.metrics import Unique
 from tauflow.tasks.task import CONTROL_PICTURES, TextTask
