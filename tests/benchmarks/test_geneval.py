@@ -294,7 +294,7 @@ FAULTS = {
     ),
     "no image": (
         lambda images: (images / "00001/samples/00001.png").write_text("x"),
-        r"00001.png is damaged",
+        r"00001.png must be an image",
     ),
     "no results": (
         lambda images: (images / "results.jsonl").write_text('{"filename": 3}'),
