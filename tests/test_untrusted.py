@@ -193,7 +193,7 @@ ENTRIES = {  # name: (where, value, what the answer says)
     "terminal": ("tauflow.model.class_path", f"os.{ESCAPE}", r"names os\.�"),
     "unknown weight": (f"state_dict.ema.{ESCAPE}", torch.ones(2), "unknown: .*�"),
     "shapes": (f"{NETWORK}.width", 4096, "of another shape: "),
-    "many blocks": (f"{NETWORK}.blocks", 10**9, "at most"),
+    "many blocks": (f"{NETWORK}.blocks", 10**9, "from 1 to"),
     "vocabulary": (f"{FACTS}.num_tokens", HUGE, "1 to 16777216"),
     "dimensions": (f"{FACTS}.shape", [2**60] * 10**4, "at most 64"),
     "long number": ("task.val_items", 10**600, "contains a int"),
