@@ -212,7 +212,7 @@ def test_a_value_that_starts_with_a_dash(capsys):
             "Pass --prompt or --complete, not both",
         ),
         (("--complete", "boot.png", "--keep", "middle"), "keep left, right, top, bottom, or x0,y0,x1,y1"),
-        (("--complete", ROOT / "README.md", "--keep", "left"), "README.md is damaged, or not one of BMP"),
+        (("--complete", ROOT / "README.md", "--keep", "left"), "README.md must be an image, one of BMP"),
         (("--complete", "small.png", "--keep", "left"), "small.png has 8 x 8 pixels and is not enlarged"),
         (
             ("--task", "fashio"),
