@@ -9,7 +9,7 @@ import torch
 import tauflow
 from tauflow.errors import BadLogits, SamplingError
 from tauflow.samplers import Sampler, State, sampler_from
-from tauflow.samplers.run import Driven
+from tauflow.samplers.driven import Driven
 
 V, D = 7, 20
 PROCESSES = {

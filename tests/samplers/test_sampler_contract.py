@@ -23,6 +23,7 @@ from tauflow.samplers import SAMPLERS, sampler_from
 from tauflow.samplers.leaping import Leaping, LeapingOptions
 from tauflow.samplers.remask import Remask
 from tauflow.samplers.reveal import Reveal
+from tauflow.samplers.sampler import State, StepInfo
 
 V, B, D = 5, 3, 12
 ORDER = (7 * torch.arange(D)) % D
@@ -497,3 +498,16 @@ def test_the_ceiling_bounds_every_channel():
         moved[ceiling] = infos[0].moved
     assert moved[math.inf] == pytest.approx(0.5, abs=0.03)
     assert moved[0.1] == pytest.approx(-math.expm1(-0.1 * math.log(2)), abs=0.015)
+
+
+def test_a_custom_sampler_over_its_budget_is_an_error():
+    @dataclasses.dataclass(frozen=True)
+    class Greedy(tauflow.GridSampler):
+        def step(self, problem, state, plan, n, generator):
+            for _ in range(3):
+                posterior = problem.evaluate(state.x, plan.t[n])
+            return State(state.x, posterior), StepInfo(n, 0.0, 1.0, 0.0)
+
+    model = Model(lambda x, t: torch.zeros(*x.shape, 3), Mixture(Masked(3), "linear"), (4,))
+    with pytest.raises(SamplingError, match="10 evaluations, the budget is 4"):
+        tauflow.sample(model, Greedy(), 4)

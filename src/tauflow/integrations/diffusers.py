@@ -14,8 +14,9 @@ from torch import Tensor
 from tauflow.denoise import Model
 from tauflow.errors import SamplingError, SettingsError
 from tauflow.process import Mixture, Uniform
+from tauflow.samplers.driven import Driven
 from tauflow.samplers.registry import registered_sampler
-from tauflow.samplers.run import Driven, positive_int
+from tauflow.samplers.run import positive_int
 from tauflow.samplers.sampler import Sampler
 from tauflow.untrusted import read_json
 
