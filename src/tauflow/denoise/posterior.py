@@ -14,7 +14,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
 
 import torch
@@ -40,6 +40,7 @@ class Query:
         attention: true (B, D) where a coordinate is read, the others are padding; None: all are read.
         memory: what the evaluation before left, for networks that remember.
         sequences: which sequences of the sampled batch these are; None: all of them.
+        cache: what processors compute once per query.
     """
 
     x: Tensor
@@ -48,6 +49,7 @@ class Query:
     attention: Tensor | None = None
     memory: Memory = None
     sequences: slice | None = None
+    cache: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def own(self, values: Tensor) -> Tensor:
         """Return what belongs to these sequences, given values (B, ...) of all sampled ones."""

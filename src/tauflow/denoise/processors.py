@@ -108,12 +108,14 @@ def noise_over_tokens(process: Process) -> Mixture | None:
 
 def own_tokens(process: Mixture, index: Index, query: Query) -> tuple[Tensor, Tensor]:
     """Return the own tokens (R, 1) of the coordinates index (R,), and ln o (R, 1)."""
-    length = query.x.shape[1]
     token = take(query.x.flatten(), index)[:, None]
-    t = query.t.to(precise(query.t.device))
-    odds = process.schedule.kappa(t) / process.schedule.survival(t).clamp(min=MIN_SURVIVAL)  # (B,)
-    odds = odds.repeat_interleave(length)[index] if isinstance(index, slice) else odds[index // length]
-    return token, torch.log1p(odds[:, None] * process.source.inverse_probability(token))
+    log_odds = query.cache.get(id(process))  # (B D,), computed once for all chunks of rows
+    if log_odds is None:
+        t = query.t.to(precise(query.t.device))[:, None]
+        odds = process.schedule.kappa(t) / process.schedule.survival(t).clamp(min=MIN_SURVIVAL)
+        log_odds = torch.log1p(odds * process.source.inverse_probability(query.x))
+        log_odds = query.cache[id(process)] = log_odds.expand_as(query.x).flatten()
+    return token, take(log_odds, index)[:, None]
 
 
 def leave_one_out(probs: Tensor, tokens: Tensor, odds: Tensor | float) -> Tensor:
