@@ -310,7 +310,7 @@ def test_infinite_options_can_be_resumed(call, trained, tmp_path):
 def test_bad_requests(call, trained, tmp_path, monkeypatch):
     best = trained / "best.ckpt"
     for args, expected in [
-        (["--ckpt", best, "--prompt", "1 " * 17], "remove 1"),
+        (["--ckpt", best, "--prompt", "1 " * 17], "at most 16 values"),
         (["--ckpt", best, "--guidance", "2"], "this network takes no condition"),
         (["--ckpt", best, "--unconditional", best], "--unconditional needs --guidance W"),
     ]:
