@@ -126,8 +126,8 @@ def test_options_that_are_no_pairs(spec):
     [
         ("tr_ci", r"unknown sampler 'tr_ci'; known samplers: auto, euler, .*; did you mean tr_cie\?"),
         ("autos", r"did you mean auto\?"),
-        ("zzz", "one of your own is path.to.file.py:Class"),
-        ("ablation", "'ablation' is a set of samplers; name one of them: euler, euler_tau_grid, tr, cie"),
+        ("zzz", "your own class is path.to.file.py:Class"),
+        ("ablation", "'ablation' is a set of samplers. Choose one of them: euler, euler_tau_grid, tr, cie"),
         ("auto", "the sampler auto needs a model to choose for"),
         ("tr_cie(gird=tau)", r"sampler tr_cie has no option 'gird'; did you mean grid\?"),
         ("tr_cie(rule=euler)", "sampler tr_cie has no option 'rule'; it has: grid"),

@@ -128,7 +128,7 @@ SETS: dict[str, list[str]] = {
 # Specs. The name in a spec is one of SAMPLERS, PRESETS, or ALIASES, `auto`, or your own class as
 # `package.module.Class` or `path/to/file.py:Class`. Options are the fields of the dataclass.
 
-OWN = "; one of your own is path/to/file.py:Class"
+OWN = "; your own class is path/to/file.py:Class"
 SPEC = re.compile(r"(?P<name>[^()]+)(?:\((?P<options>[^()]*)\))?")
 
 
@@ -323,10 +323,10 @@ def _named(name: str, model: Model | None) -> Sampler:
     if "." in name or ":" in name:
         return _built(name)
     members = ", ".join(SETS.get(plain, []))
-    check(not members, f"{name!r} is a set of samplers; name one of them: {members}")
+    check(not members, f"{name!r} is a set of samplers. Choose one of them: {members}")
     near = difflib.get_close_matches(plain, [*SAMPLERS, *PRESETS, *ALIASES, "auto"], n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise SamplingError(f"unknown sampler {name!r}; known samplers: auto, {', '.join(SAMPLERS)}{hint or OWN}")
+    raise SamplingError(f"unknown sampler {name!r}; known samplers: auto, {', '.join(SAMPLERS)}{hint}{OWN}")
 
 
 def _built(name: str) -> Sampler:
