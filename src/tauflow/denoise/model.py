@@ -327,7 +327,7 @@ def denoiser_for(model: Any, process: Process) -> Denoiser:
 
 
 def check_shape(shape: Any) -> tuple[int, ...]:
-    """Return the shape of a sample as whole numbers; refuse anything else."""
+    """Return the shape of a sample as whole numbers."""
     sizes = shape if isinstance(shape, tuple | list | torch.Size) else ()
     try:
         numbers = tuple(operator.index(size) for size in sizes)
@@ -339,7 +339,7 @@ def check_shape(shape: Any) -> tuple[int, ...]:
 
 
 def check_channels(channels: Any, shape: tuple[int, ...]) -> ChannelsName | None:
-    """Return how channels are revealed; refuse another word, or channels of a sample that has no pixels."""
+    """Return how channels are revealed; raise unless the sample has pixels and channels."""
     if channels is None:
         return None
     names = get_args(ChannelsName)
@@ -352,7 +352,7 @@ def check_channels(channels: Any, shape: tuple[int, ...]) -> ChannelsName | None
 
 
 def check_order(order: Any, length: int) -> Tensor | None:
-    """Return a learned order (D,) on the CPU; refuse what is no permutation."""
+    """Return a learned order (D,) on the CPU; raise unless it is a permutation."""
     if order is None:
         return None
     order = torch.as_tensor(order).cpu()
@@ -365,7 +365,7 @@ def check_order(order: Any, length: int) -> Tensor | None:
 
 
 def check_counts(counts: Any, length: int) -> tuple[LearnedCounts, ...]:
-    """Return learned counts of D coordinates, one for each order; refuse anything else."""
+    """Return learned counts of D coordinates, one for each order."""
     several = (counts,) if isinstance(counts, LearnedCounts) else counts
     found = tuple(several) if isinstance(several, Iterable) else (several,)
     fit = all(isinstance(each, LearnedCounts) and each.length == length for each in found)
@@ -378,7 +378,7 @@ def check_counts(counts: Any, length: int) -> tuple[LearnedCounts, ...]:
 
 
 def check_influence(influence: Any, length: int) -> Tensor | None:
-    """Return influence (D, D) on the CPU, float32 with a diagonal of 0; refuse what is not symmetric."""
+    """Return influence (D, D) on the CPU, float32 with a diagonal of 0; raise unless it is symmetric."""
     if influence is None:
         return None
     found = torch.as_tensor(influence, device="cpu").float()

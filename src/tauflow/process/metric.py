@@ -20,7 +20,7 @@ from tauflow.process.sources import Codebook
 
 SMALL = 256  # codes up to which all distances are kept
 ENTRIES = 2**20  # distances that are held at a time
-LARGEST = 1e30  # beta that stands for infinity: the distribution is the code itself
+MAX_BETA = 1e30  # beta that stands for infinity: the distribution is the code itself
 SAMPLED = 64  # codes of a large codebook that beta_0 is estimated from
 
 
@@ -119,7 +119,7 @@ class Codes:
 
 def distribution_at(near: Tensor, beta: Tensor) -> Tensor:
     """Return softmax(-beta d) (R, V) of distances (R, V), at beta (R, 1) or for all of them ()."""
-    return (near * -beta.clamp(max=LARGEST)).softmax(-1)
+    return (near * -beta.clamp(max=MAX_BETA)).softmax(-1)
 
 
 def _hazard(near: Tensor, beta: float) -> float:
@@ -422,7 +422,7 @@ class Metric(Process):
     def evidence(self, x: Tensor, t: Tensor) -> Tensor:
         odds = self.schedule.odds(t.to(precise(x.device)))
         result = odds.new_zeros(*x.shape, self.num_tokens)
-        for beta, places in _by_value(odds.clamp(max=LARGEST)):
+        for beta, places in _by_value(odds.clamp(max=MAX_BETA)):
             near = self.codes.distances(x[places].flatten(), odds.dtype).unflatten(0, (-1, x.shape[1]))
             result[places] = -beta * near - self.codes.log_partition(beta)
         return (result - result.amax(-1, keepdim=True)).exp_()

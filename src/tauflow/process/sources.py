@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tauflow.process.process import Process
     from tauflow.process.schedules import Schedule
 
-MOST_TOKENS = 2**24
+MAX_TOKENS = 2**24
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Source(ABC):
             number = operator.index(self.num_tokens)
         except TypeError:
             number = 0
-        if not 2 <= number <= MOST_TOKENS:
+        if not 2 <= number <= MAX_TOKENS:
             raise SettingsError(
-                f"a source needs at least 2 data tokens and at most {MOST_TOKENS}, which float32 posteriors "
+                f"a source needs at least 2 data tokens and at most {MAX_TOKENS}, which float32 posteriors "
                 f"tell apart; got {self.num_tokens!r}"
             )
         object.__setattr__(self, "num_tokens", number)

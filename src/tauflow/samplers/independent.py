@@ -62,7 +62,7 @@ class Independent(Reveal):
         self, problem: Problem, x_0: Tensor, plan: RevealPlan, generator: torch.Generator
     ) -> RevealState:
         state = super().init(problem, x_0, plan, generator)
-        assert problem.influence is not None  # else it is refused
+        assert problem.influence is not None  # see unsupported_reason
         field, movable = correlations(problem.influence), problem.movable(x_0).cpu()
         ends = [self.after(problem, state.free, n, plan.steps) for n in range(plan.steps + 1)]
         group = max(1, MAX_ENTRIES // movable.shape[1] ** 2)

@@ -157,7 +157,7 @@ def dependence(
 
 
 def check_data(data: Any, length: int, num_tokens: int) -> Tensor:
-    """Return sequences (C, D) of data tokens, int64; refuse anything else."""
+    """Return sequences (C, D) of data tokens, int64."""
     if not isinstance(data, Tensor) or data.ndim != 2 or data.shape[1] != length or not len(data):
         got = tuple(data.shape) if isinstance(data, Tensor) else type(data).__name__
         raise SamplingError(f"data must be a tensor of the shape (C, {length}) with C at least 1, got {got}")

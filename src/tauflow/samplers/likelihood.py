@@ -138,7 +138,7 @@ def nll(
 
 
 def check_items(data: Any, model: Model) -> Tensor:
-    """Return items of data (B, D) of a model; refuse what is none."""
+    """Return items of data (B, D) of a model, checked."""
     check(isinstance(data, Tensor), f"data must be a tensor of tokens, got {type(data).__name__}")
     shapes = f"(B, {model.length})" + (
         f" or (B, {', '.join(map(str, model.shape))})" * (len(model.shape) > 1)
@@ -154,7 +154,7 @@ def check_items(data: Any, model: Model) -> Tensor:
 
 
 def check_known(known: Any, tokens: Tensor) -> Tensor | None:
-    """Return where tokens (B, D) are given, on their device; refuse what does not say so."""
+    """Return where tokens (B, D) are given, on their device."""
     if known is None:
         return None
     fits = isinstance(known, Tensor) and known.numel() in (tokens.numel(), tokens.shape[1])
