@@ -12,7 +12,7 @@ from helpers import distance, metric, mixture
 from benchmarks.theory.laws import EnumerableLaw
 from benchmarks.theory.propagator import Propagator, slope
 from tauflow.denoise import CallableDenoiser, Model
-from tauflow.samplers import SAMPLERS, Problem, State
+from tauflow.samplers import SAMPLERS, Problem, State, sampler_from
 from tauflow.samplers.grids import Grid
 from tauflow.samplers.leaping import intensities
 
@@ -23,7 +23,7 @@ COUNTS = [32, 64, 128]
 
 def fitted(law, kind, name, schedule="quadratic", **options) -> float:
     propagator = Propagator(law, mixture(kind, law.num_tokens, schedule))
-    sampler = SAMPLERS[name](**({"grid": "tau", "finish": "none", "cutoff": 0.2} | options))
+    sampler = sampler_from(name, **({"grid": "tau", "finish": "none", "cutoff": 0.2} | options))
     return slope([propagator.error(sampler, count) for count in COUNTS], COUNTS)
 
 

@@ -29,7 +29,7 @@ of guidance or per part of a batch."""
 HALF = (torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Query:
     """Everything a network is asked in one evaluation.
 

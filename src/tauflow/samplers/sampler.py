@@ -100,7 +100,8 @@ class Problem:
         # rounded before it is moved: a device may lack float64
         query = Query(x, times.float().to(x.device).expand(len(x)), self.condition)
         evaluate = self.evaluator or self.model.denoiser.posterior
-        return evaluate(query).evaluated_at(x, float(times.mean()), query.t)
+        mean = times.mean() if times.ndim else times
+        return evaluate(query).evaluated_at(x, mean.item(), query.t)
 
     def draw(self, weights: Tensor, index: Tensor, generator: torch.Generator) -> Tensor:
         """Draw tokens (R,) of the coordinates index (R,) in proportion to weights (R, V)."""

@@ -211,6 +211,10 @@ class Countdown(Task):
     primary_metric = "error_rate"
 
     def __post_init__(self) -> None:
+        if self.length < 2 or self.values < 2:
+            raise SettingsError(
+                f"length and values of countdown must be at least 2, got {self.length} and {self.values}."
+            )
         self.num_tokens = self.values
         self.shape = (self.length,)
 
