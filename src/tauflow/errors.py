@@ -12,7 +12,7 @@ class TauflowError(Exception):
     Args:
         message: what's wrong, and what to do.
 
-    Example:
+    Examples:
         >>> import tauflow
         >>> try:
         ...     tauflow.sampler_from("tr_cei")

@@ -23,7 +23,7 @@ def from_masked_lm(
     Returns:
         A callable (x, t) -> logits (B, D, V) for `tauflow.Model`.
 
-    Example:
+    Examples:
         >>> bert = transformers.AutoModelForMaskedLM.from_pretrained(name).eval()  # doctest: +SKIP
         >>> network = tauflow.from_masked_lm(bert, torch.arange(999, 30522), 103)  # doctest: +SKIP
         >>> process = tauflow.Mixture(tauflow.Masked(30522 - 999), "linear")  # doctest: +SKIP
@@ -48,7 +48,7 @@ def from_probabilities(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
     Returns:
         A callable (x, t) -> logits (B, D, V) for `tauflow.Model`.
 
-    Example:
+    Examples:
         >>> import tauflow, torch
         >>> def uniform(x, t):
         ...     return torch.full((*x.shape, 4), 0.25)

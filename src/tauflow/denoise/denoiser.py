@@ -45,7 +45,7 @@ class Denoiser(ABC):
     You rarely need to subclass it: `Model` takes any network or callable (x, t) -> logits. Do so for a
     posterior that isn't made of logits, and return a `LogitsPosterior` or your own `Posterior`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tauflow.denoise import Denoiser, LogitsPosterior
         >>> class Flat(Denoiser):

@@ -114,7 +114,7 @@ class Model:
     Returns:
         A model. `guided`, `tempered`, `truncated`, and the `with_` methods return a changed copy.
 
-    Example:
+    Examples:
         >>> import tauflow, torch
         >>> def network(x, t):
         ...     return torch.zeros(*x.shape, 5)

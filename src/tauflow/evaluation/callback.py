@@ -53,7 +53,7 @@ class SamplerEvaluation(Callback):
     Returns:
         A callback. `results` has the newest results, which are also written to `folder`.
 
-    Example:
+    Examples:
         ```python
         evaluation = tauflow.SamplerEvaluation(samplers=["euler", "tr_cie"], nfes=[8, 32])
         trainer = lightning.Trainer(max_steps=1000, callbacks=[evaluation])

@@ -582,7 +582,7 @@ def evaluate(
         One cell per sampler, budget, and guidance weight, and one for real data.
         `print(results.to_markdown())` shows tables, `results.to_frame()` is a pandas data frame.
 
-    Example:
+    Examples:
         >>> trained = tauflow.load(tauflow.train.SHIPPED / "countdown_uniform.ckpt")
         >>> def share_of_zeros(tokens):
         ...     return (tokens == 0).float().mean(1)

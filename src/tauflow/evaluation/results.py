@@ -147,7 +147,7 @@ class Results:
         commands: the commands that made the results.
         versions: of the packages that numbers depend on.
 
-    Example:
+    Examples:
         >>> results = tauflow.Results.read("runs/countdown/evaluation")  # doctest: +SKIP
         >>> print(results.to_markdown())  # doctest: +SKIP
     """
@@ -193,7 +193,7 @@ class Results:
             high, and count. What a record doesn't have is NA: real data has no nfe, most metrics have no
             interval.
 
-        Example:
+        Examples:
             >>> trained = tauflow.load(tauflow.train.SHIPPED / "countdown_uniform.ckpt")
             >>> results = tauflow.evaluate(trained, ["euler", "tr_cie"], [8, 16], num_samples=4, nll_items=0)
             >>> frame = results.to_frame()

@@ -30,7 +30,7 @@ class Network(nn.Module, ABC):
     Returns:
         A module. `network(x, t)` returns logits (B, D, V).
 
-    Example:
+    Examples:
         >>> import tauflow, torch
         >>> from torch import nn
         >>> class Pointwise(tauflow.Network):
@@ -94,7 +94,7 @@ class NetworkConfig(ABC):
     Returns:
         A config, whose `build` makes the network.
 
-    Example:
+    Examples:
         ```python
         @dataclass(frozen=True)
         class MyConfig(tauflow.NetworkConfig):

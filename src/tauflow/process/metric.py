@@ -255,7 +255,7 @@ class Metric(Process):
     Returns:
         A process, which `tauflow.Model` takes.
 
-    Example:
+    Examples:
         >>> import tauflow, torch
         >>> process = tauflow.Metric(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]))
         >>> print(process)

@@ -83,7 +83,7 @@ class Process(ABC):
     by `mass` before any posterior row is read. 1 - exp(-clock) is the share of the way that is done: kappa of
     a mixture, and what plays its part (grids, cutoffs, the bound) for any other process.
 
-    Example:
+    Examples:
         >>> import tauflow, torch
         >>> process = tauflow.Mixture(tauflow.Masked(5), "linear")
         >>> x_t, redrawn = process.corrupt(torch.zeros(2, 8).long(), torch.tensor([0.0, 0.5]))
@@ -226,7 +226,7 @@ class Process(ABC):
         Returns:
             A scalar to call `backward()` on.
 
-        Example:
+        Examples:
             >>> import torch
             >>> process = tauflow.Mixture(tauflow.Masked(5), "linear")
             >>> network = tauflow.networks.TransformerConfig(width=16, heads=2).build((8,), 6, 5)
@@ -324,7 +324,7 @@ class Mixture(Process):
     Returns:
         A process, which `tauflow.Model` takes.
 
-    Example:
+    Examples:
         >>> import tauflow
         >>> process = tauflow.Mixture(tauflow.Masked(32), "quadratic")
         >>> print(process)

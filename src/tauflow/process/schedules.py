@@ -55,7 +55,7 @@ class Schedule(ABC):
         A schedule. `kappa`, `survival`, `kappa_dot`, `tau`, and `rate_factor` evaluate it, and
         `t_from_kappa` and `t_from_tau` invert it.
 
-    Example:
+    Examples:
         >>> import tauflow
         >>> schedule = tauflow.schedule_from("quadratic")
         >>> schedule.kappa(0.5), schedule.t_from_kappa(0.25)
@@ -130,7 +130,7 @@ class Polynomial(Schedule):
     Args:
         exponent: m, above 0.
 
-    Example:
+    Examples:
         >>> import tauflow
         >>> tauflow.Polynomial(1.5).kappa(0.25)
         0.125
@@ -165,7 +165,7 @@ class Cosine(Schedule):
     Use it for models trained with MaskGIT's cosine schedule. Few tokens are revealed early, and most of them
     late.
 
-    Example:
+    Examples:
         >>> import tauflow
         >>> round(tauflow.Cosine().kappa(0.5), 4)
         0.2929
@@ -190,7 +190,7 @@ class CosineSquared(Schedule):
 
     Use it for models trained with a squared cosine. It's slow at both ends and fast in the middle.
 
-    Example:
+    Examples:
         >>> import tauflow
         >>> round(tauflow.CosineSquared().kappa(0.5), 4)
         0.5
@@ -220,7 +220,7 @@ class Beta(Schedule):
         scale: factor of the odds, above 0.
         power: exponent of the odds, above 0.
 
-    Example:
+    Examples:
         >>> import tauflow
         >>> tauflow.Beta().kappa(0.5), tauflow.Beta(scale=1.0).kappa(0.5)
         (0.75, 0.5)
@@ -277,7 +277,7 @@ def schedule_from(schedule: Schedule | type[Schedule] | str, **options: Any) -> 
     Returns:
         The schedule.
 
-    Example:
+    Examples:
         >>> import tauflow
         >>> tauflow.schedule_from("polynomial", exponent=1.5)
         Polynomial(exponent=1.5)

@@ -44,7 +44,7 @@ class Source(ABC):
     Returns:
         A source, which `tauflow.Mixture` takes. `sample(shape, generator)` draws x_0.
 
-    Example:
+    Examples:
         >>> import tauflow, torch
         >>> class Sloping(tauflow.Source):
         ...     @property
@@ -151,7 +151,7 @@ class Masked(Source):
     Args:
         num_tokens: number of data tokens, V. The mask is token V (`mask_id`).
 
-    Example:
+    Examples:
         >>> import tauflow
         >>> source = tauflow.Masked(5)
         >>> source.mask_id, source.num_states
@@ -207,7 +207,7 @@ class Uniform(Source):
     Args:
         num_tokens: number of data tokens, V.
 
-    Example:
+    Examples:
         >>> import tauflow
         >>> source = tauflow.Uniform(5)
         >>> source.num_states
@@ -238,7 +238,7 @@ class Marginal(Source):
     Args:
         law: probability of each data token (V,), all above 0. They're normalized here.
 
-    Example:
+    Examples:
         >>> import tauflow
         >>> tauflow.Marginal([3, 1]).distribution.tolist()
         [0.75, 0.25]
@@ -278,7 +278,7 @@ class Codebook(Uniform):
         vectors: one per data token (V, E). Only their directions matter. The path doesn't tell tokens with
             the same direction apart. The final draw from the posterior decides between them.
 
-    Example:
+    Examples:
         >>> import tauflow
         >>> codebook = tauflow.Codebook([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
         >>> codebook.num_tokens

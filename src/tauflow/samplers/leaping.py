@@ -232,7 +232,7 @@ class GridSampler(Sampler[Grid, State]):
     Returns:
         A sampler. Its plan is a `Grid` with times `t` and `tau`, and `dtau(n)`.
 
-    Example:
+    Examples:
         >>> import math, tauflow, torch
         >>> from tauflow.samplers import State, StepInfo
         >>> from tauflow.samplers.random import sample_coins

@@ -109,7 +109,7 @@ def learn_order(
     Returns:
         The rank of each coordinate (D,), 0 first, for `order` of `tauflow.Model`.
 
-    Example:
+    Examples:
         >>> import dataclasses, tauflow, torch
         >>> process = tauflow.Mixture(tauflow.Masked(5), "linear")
         >>> model = tauflow.Model(lambda x, t: torch.zeros(*x.shape, 5), process, (4,))
@@ -245,7 +245,7 @@ def learn_influence(
     Returns:
         Influence (D, D) from 0 to 1, symmetric, for `influence` of `tauflow.Model`.
 
-    Example:
+    Examples:
         >>> import dataclasses, tauflow, torch
         >>> process = tauflow.Mixture(tauflow.Masked(5), "linear")
         >>> model = tauflow.Model(lambda x, t: torch.zeros(*x.shape, 5), process, (4,))
@@ -383,7 +383,7 @@ def learn_counts(
     Returns:
         Counts for every budget, for `counts` of `tauflow.Model`.
 
-    Example:
+    Examples:
         >>> import dataclasses, tauflow, torch
         >>> process = tauflow.Mixture(tauflow.Masked(5), "linear")
         >>> model = tauflow.Model(lambda x, t: torch.zeros(*x.shape, 5), process, (4,))

@@ -98,7 +98,7 @@ def nll(
     Returns:
         Nats per item, float64 (B,).
 
-    Example:
+    Examples:
         >>> import math, tauflow, torch
         >>> process = tauflow.Mixture(tauflow.Masked(5), "linear")
         >>> model = tauflow.Model(lambda x, t: torch.zeros(*x.shape, 5), process, (8,))

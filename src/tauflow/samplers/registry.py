@@ -147,7 +147,7 @@ def sampler_from(spec: "str | Sampler", model: Model | None = None, /, **options
     Returns:
         The sampler.
 
-    Example:
+    Examples:
         >>> import tauflow
         >>> str(tauflow.sampler_from("tr_cie(grid=tau)", cutoff=0.01))
         'tr_cie(grid=tau, cutoff=0.01)'

@@ -33,7 +33,7 @@ class Prompt(NamedTuple):
         tokens: (D,) for all samples, or (B, D).
         known: true (D,) or (B, D) where they're known.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tauflow import Prompt
         >>> prompt = Prompt(torch.tensor([7, 6, 0, 0]), torch.tensor([True, True, False, False]))
@@ -94,7 +94,7 @@ def sample(
     Returns:
         The tokens (B, D), the evaluations that were made, and a log of the steps.
 
-    Example:
+    Examples:
         >>> import torch, tauflow
         >>> from tauflow import Masked, Mixture, Model
         >>> def network(x, t):  # any callable (x (B, D), t (B,)) -> logits (B, D, V)

@@ -162,7 +162,7 @@ class Sampler(ABC, Generic[P, S]):
         adapts          whether a sample takes as many evaluations as it needs, and the budget is a cap
         no_likelihood   why data can't be forced through this sampler (`tauflow.nll`); empty: it can
 
-    Example:
+    Examples:
         >>> import tauflow
         >>> sampler = tauflow.sampler_from("tr_cie", grid="tau")
         >>> isinstance(sampler, tauflow.Sampler), str(sampler)
@@ -232,7 +232,7 @@ class Result:
         info: a `StepInfo` per step, the network calls, and the settings.
         evaluations: evaluations per sample (B,) for samplers that adapt. None: all samples took `nfe`.
 
-    Example:
+    Examples:
         >>> import tauflow, torch
         >>> process = tauflow.Mixture(tauflow.Masked(5), "linear")
         >>> model = tauflow.Model(lambda x, t: torch.zeros(*x.shape, 5), process, (8,))
@@ -312,7 +312,7 @@ def option(
     Returns:
         A dataclass field.
 
-    Example:
+    Examples:
         ```python
         @dataclass(frozen=True)
         class Mine(tauflow.GridSampler):
@@ -337,7 +337,7 @@ def fixed(default: Any) -> Any:
     Returns:
         A dataclass field.
 
-    Example:
+    Examples:
         ```python
         @dataclass(frozen=True)
         class Leap(tauflow.GridSampler):

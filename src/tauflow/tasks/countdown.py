@@ -187,7 +187,7 @@ class Countdown(Task):
     Returns:
         A task, which `tauflow.Trained`, `tauflow.evaluate`, and `train.py --data` take.
 
-    Example:
+    Examples:
         >>> import tauflow
         >>> task = tauflow.Countdown(length=8, values=4)
         >>> task.setup()

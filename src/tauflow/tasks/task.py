@@ -115,7 +115,7 @@ class Task(ABC):
     Returns:
         A task, which `tauflow.evaluate`, `tauflow.Trained`, and `train.py --data` take.
 
-    Example:
+    Examples:
         >>> import tauflow, torch
         >>> from dataclasses import dataclass
         >>> from torchmetrics import MetricCollection

@@ -201,7 +201,7 @@ def export(path: str | Path, target: str | Path, *, half: bool = False) -> None:
         target: the file to write.
         half: round the weights to 16 bits, which halves the file. `tauflow.load` gives float32 again.
 
-    Example:
+    Examples:
         >>> tauflow.export("runs/countdown/best.ckpt", "countdown.ckpt")  # doctest: +SKIP
         >>> trained = tauflow.load("countdown.ckpt")  # doctest: +SKIP
     """
@@ -261,7 +261,7 @@ class Trained:
         task: how samples are shown and measured; None if it was trained from a plain DataLoader.
         step: optimizer steps of the weights.
 
-    Example:
+    Examples:
         >>> trained = tauflow.load(tauflow.train.SHIPPED / "countdown_masked.ckpt")
         >>> trained.step
         4096
@@ -303,7 +303,7 @@ def load(
     Returns:
         The model, the task, and the step of the weights.
 
-    Example:
+    Examples:
         >>> trained = tauflow.load(tauflow.train.SHIPPED / "countdown_masked.ckpt")
         >>> result = tauflow.sample(trained.model, "tr_cie", nfe=16, count=4, seed=0)
         >>> result.tokens.shape

@@ -158,7 +158,7 @@ class DFMModule(LightningModule):
     Returns:
         A LightningModule. `module.model()` is the `tauflow.Model` to sample from.
 
-    Example:
+    Examples:
         ```python
         from tauflow.tasks.data import TaskData
 
