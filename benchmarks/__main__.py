@@ -17,6 +17,7 @@ SCRIPTS = {
     "pages": "pages",
     "before_after": "speed.before_after",
     "gpt2_step": "speed.gpt2_step",
+    "optimizers": "speed.optimizers",
     "large_vocabulary": "speed.large_vocabulary",
     "sampler_overhead": "speed.sampler_overhead",
     "training_step": "speed.training_step",

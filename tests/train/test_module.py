@@ -7,10 +7,10 @@ import pytest
 import torch
 from conftest import TINY, load_plain, read_scalars, run_train
 from lightning.pytorch import Trainer
-from tiny_training import NETWORK, TRAINER, module, perturbed, validate
+from tiny_training import NETWORK, TRAINER, Plain, module, perturbed, validate
 
 import tauflow
-from tauflow.errors import NonFiniteLoss
+from tauflow.errors import NonFiniteLoss, SettingsError
 from tauflow.networks import TransformerConfig
 from tauflow.process import stratified_times
 from tauflow.tasks import Countdown
@@ -293,3 +293,37 @@ def test_a_network_without_time_is_warned_of_where_the_posterior_depends_on_it(s
     Trainer(max_steps=2, **TRAINER).fit(model, TaskData(task))
     found = [str(each.message) for each in recwarn if "--model.network.time true" in str(each.message)]
     assert len(found) == warned
+
+
+def test_muon_updates_the_hidden_matrices_and_adamw_the_rest():
+    config = OptimizerConfig("muon", learning_rate=0.003, muon_learning_rate=0.02)
+    ours, theirs = (perturbed().network for _ in range(2))
+    matrices = theirs.hidden_matrices()
+    others = [each for each in theirs.parameters() if all(each is not matrix for matrix in matrices)]
+    assert {theirs.embedding.weight, theirs.output.weight} <= set(others)
+    groups = [
+        {"params": [each for each in others if each.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [each for each in others if each.ndim < 2], "weight_decay": 0.0},
+    ]
+    separate = [
+        torch.optim.Muon(matrices, lr=0.02, weight_decay=0.0),
+        torch.optim.AdamW(groups, lr=0.003, betas=config.betas),
+    ]
+    together = config.build(ours)
+    x, t = torch.arange(16).remainder(6)[None], torch.tensor([0.5])
+    for _ in range(3):
+        for network, optimizers in ((ours, [together]), (theirs, separate)):
+            network.zero_grad()
+            network(x, t).square().sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        saved, together = together.state_dict(), config.build(ours)
+        together.load_state_dict(saved)  # as a resumed run does
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+
+def test_muon_needs_hidden_matrices():
+    with pytest.raises(SettingsError, match="PlainNetwork has none"):
+        OptimizerConfig("muon").build(Plain().build((8,), 6, 5))

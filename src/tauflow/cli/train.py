@@ -24,6 +24,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import yaml
 from jsonargparse import ArgumentError, DefaultHelpFormatter, Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer, loggers
@@ -83,13 +84,15 @@ def convert_words(words: list[str]) -> list[str]:
     """Return the words that the parser gets.
 
     Names and settings of earlier versions, in flags and in configuration files, become those of this one.
-    Loggers without a folder write to the folder of the run.
+    Loggers without a folder write to the folder of the run. The precision `auto` becomes the fast one of this
+    machine.
     """
     converters = {
         "-c": _convert_config,
         "--config": _convert_config,
         "--trainer.logger": _convert_logger,
         "--trainer.logger+": _convert_logger,
+        "--trainer.precision": _convert_precision,
     }
     words = [update_names(word) for word in words]
     converted = []
@@ -131,7 +134,21 @@ def _convert_config(name: str) -> str:
     trainer = config.get("trainer") or {}
     if "logger" in trainer:
         trainer["logger"] = _with_folder(trainer["logger"])
+    if "precision" in trainer:
+        trainer["precision"] = _convert_precision(trainer["precision"])
     return name if config == yaml.safe_load(text) else yaml.safe_dump(config, sort_keys=False)
+
+
+def _convert_precision(value: Any) -> Any:
+    """Return the setting of the precision; `auto` is bf16-mixed if the device is fast at it, else 32-true."""
+    if value != "auto":
+        return value
+    if torch.cuda.is_available():
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        cpu = torch.cpu.get_capabilities()
+        fast = not torch.backends.mps.is_available() and (cpu.get("avx512_bf16") or cpu.get("amx_bf16"))
+    return "bf16-mixed" if fast else "32-true"
 
 
 def _convert_logger(text: str) -> str:

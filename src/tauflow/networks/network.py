@@ -74,6 +74,14 @@ class Network(nn.Module, ABC):
         """Return logits (B, D, V); the arguments are those of `hidden`."""
         return self.head(self.hidden(*inputs, **options))
 
+    def hidden_matrices(self) -> list[nn.Parameter]:
+        """Return the matrices that Muon updates: by default those of linear layers, but not of `output`."""
+        return [
+            module.weight
+            for name, module in self.named_modules()
+            if isinstance(module, nn.Linear) and name.split(".")[0] != "output"
+        ]
+
     def compile_parts(self) -> None:
         """Compile, in place, what is worth it; parameter names must not change."""
         raise SettingsError(

@@ -10,9 +10,8 @@ D coordinates, R rows, V data tokens, C columns of a condition.
 import copy
 import inspect
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -38,48 +37,92 @@ Part = tuple[Tensor, Tensor, Tensor]  # loss, positions and times of a batch
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW and the averaging of weights.
+    """The optimizer, its learning rate over time, and the averaging of weights.
 
     Args:
-        learning_rate: peak of the schedule.
-        warmup_steps: steps of linear warm-up; a cosine decay to a tenth of the peak follows until the last
-            step.
+        name: adamw, or muon: Muon for the matrices of hidden layers (`Network.hidden_matrices`) and AdamW for
+            the rest. Muon needs fewer steps on most tasks.
+        learning_rate: peak of AdamW's schedule.
+        muon_learning_rate: peak of Muon's schedule.
+        warmup_steps: steps of linear warm-up; a cosine decay follows until the last step.
+        final_rate: learning rate of the last step, as a share of the peak.
         weight_decay: AdamW's, on matrices only.
         betas: AdamW's.
         ema_decay: of the averaged weights that validation, sampling and reloading use; 0 keeps the raw
             weights.
     """
 
+    name: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = 1e-3
+    muon_learning_rate: float = 0.02
     warmup_steps: int = 200
+    final_rate: float = 0.1
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.98)
     ema_decay: float = 0.999
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(self.betas))
-        fits = 0 < self.learning_rate < math.inf and self.warmup_steps >= 0 and self.weight_decay >= 0
+        rates = (self.learning_rate, self.muon_learning_rate)
+        fits = all(0 < rate < math.inf for rate in rates) and self.warmup_steps >= 0 and self.weight_decay >= 0
+        fits = fits and 0 <= self.final_rate <= 1
         if not fits or not all(0 <= decay < 1 for decay in (*self.betas, self.ema_decay)):
             raise SettingsError(
-                "The optimizer needs learning_rate > 0, warmup_steps >= 0, weight_decay >= 0, and betas and "
-                f"ema_decay in [0, 1), got {self}."
+                "The optimizer needs learning rates > 0, warmup_steps >= 0, weight_decay >= 0, final_rate in "
+                f"[0, 1], and betas and ema_decay in [0, 1), got {self}."
             )
 
-    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
-        """Return the optimizer of these parameters."""
-        parameters = list(parameters)
+    def build(self, network: Network) -> torch.optim.Optimizer:
+        """Return the optimizer of a network's weights."""
+        matrices = network.hidden_matrices() if self.name == "muon" else []
+        chosen = {id(matrix) for matrix in matrices}
+        others = [parameter for parameter in network.parameters() if id(parameter) not in chosen]
         groups = [
-            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": self.weight_decay},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+            {"params": [p for p in others if p.ndim >= 2], "weight_decay": self.weight_decay},
+            {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
         ]
-        return torch.optim.AdamW(groups, lr=self.learning_rate, betas=self.betas)
+        adamw = torch.optim.AdamW(groups, lr=self.learning_rate, betas=self.betas)
+        if self.name == "adamw":
+            return adamw
+        if not matrices:
+            raise SettingsError(
+                f"optimizer.name=muon needs hidden matrices, but {type(network).__name__} has none. Use "
+                "--model.optimizer.name adamw."
+            )
+        return MuonAdamW(torch.optim.Muon(matrices, lr=self.muon_learning_rate, weight_decay=0.0), adamw)
 
     def factor(self, step: int, total: float) -> float:
         """Return the learning rate of a step over its peak, for a training of `total` steps."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         progress = (step - self.warmup_steps) / max(1, total - self.warmup_steps)
-        return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, progress)))
+        return self.final_rate + (1 - self.final_rate) / 2 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """Muon and AdamW as one optimizer, with one state, as Lightning and checkpoints need it.
+
+    Groups 0 to M - 1 are Muon's, the others AdamW's.
+    """
+
+    def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW):
+        self._parts = (muon, adamw)
+        self._muon_groups = len(muon.param_groups)
+        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Step both; `closure`, where there is one, computes the loss and the gradients."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        groups = (self.param_groups[: self._muon_groups], self.param_groups[self._muon_groups :])
+        for part, own in zip(self._parts, groups, strict=True):
+            part.param_groups = own  # a resumed run, for one, has replaced groups and state
+            part.state = self.state
+            part.step()
+        return loss
 
 
 class EMA(nn.Module):
@@ -151,7 +194,7 @@ class DFMModule(LightningModule):
             source, all for any other.
         condition_dropout: share of the training items whose condition is dropped, so that the network also
             learns the data without it, as guidance needs.
-        optimizer: AdamW and the averaging of weights.
+        optimizer: the optimizer, and the averaging of weights.
         compile_network: torch.compile the parts of the network that are worth it.
         seed: of the training noise.
 
@@ -372,7 +415,7 @@ class DFMModule(LightningModule):
     def configure_optimizers(self) -> Any:
         config = self.optimizer_config
         total = self.trainer.estimated_stepping_batches
-        optimizer = config.build(self.network.parameters())
+        optimizer = config.build(self.network)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: config.factor(step, total))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
