@@ -1,17 +1,18 @@
 """Which optimizer and precision reach a lower validation bound in the same CPU time?
 
     python -m benchmarks optimizers --config text_masked --seconds 600 --out results
-    python -m benchmarks optimizers --config countdown --trials "adamw 32-true" "muon bf16-mixed" --jobs 2
+    python -m benchmarks optimizers --config countdown --jobs 2 --trials "adamw 32-true" "muon bf16-mixed"
 
-A trial is a configuration with an optimizer and a precision, and further flags of train.py if you add any. Each
-trains in its own process on one thread. The first steps are timed, and the learning-rate schedule then ends when
-the CPU seconds are used up, so that all trials have their whole schedule in the same time. Validations don't
-count. The output is a table of bounds at a tenth, a fifth, a half, and the whole of the time.
+A trial is a configuration with an optimizer, a precision, and further flags of train.py. It trains in its own
+process on one thread. The first steps are timed, and the learning-rate schedule then ends when the CPU
+seconds are used up, so every trial has its whole schedule in the same time. Validations don't count. The
+output is a table of bounds at a tenth, a fifth, a half, and the whole of the time.
 """
 
 import argparse
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -98,7 +99,7 @@ def main() -> None:
 
     def start(number: int) -> dict[str, Any]:
         trial = options.trials[number]
-        folder = (options.out / f"{options.config}_{'_'.join(trial.replace('=', '_').split())}").resolve()
+        folder = (options.out / re.sub(r"[^\w.-]+", "_", f"{options.config} {trial}")).resolve()
         if not (folder / "curve.json").exists():
             folder.mkdir(parents=True, exist_ok=True)
             words = ["--config", options.config, "--seconds", str(options.seconds), "--one", str(folder)]

@@ -60,7 +60,6 @@ def test_precision_auto_is_the_fast_one_of_the_machine(tmp_path, monkeypatch, fa
     assert flag == ["--trainer.precision", expected]
 
 
-
 def test_the_run_folder_holds_what_was_said(trained):
     names = sorted(path.name.split(".")[0] for path in trained.iterdir() if path.name != ".lock")
     assert names == ["best", "config", "events", "hparams", "last"]

@@ -9,6 +9,7 @@ from tauflow import Masked, Mixture, Model, sample
 from tauflow.networks import UNetConfig
 from tauflow.networks.network import Network
 from tauflow.networks.unet import BOXES, CHUNK, Anchors, LogisticHead, UNetLevel
+from tauflow.train import OptimizerConfig
 
 V = 16
 CONFIGS = {
@@ -174,3 +175,18 @@ def test_skips_carry_what_the_lower_levels_lose():
             torch.nn.init.zeros_(part.weight)
             torch.nn.init.zeros_(part.bias)
     assert not torch.equal(network.hidden(x, t), network.hidden(other, t))
+
+
+def test_muon_steps_convolutions_as_matrices():
+    """A step moves the kernels by a matrix that Newton-Schulz made nearly orthogonal: its singular values are
+    the learning rate times .7 to 1.2."""
+    network = trained_like(CONFIGS["linear"].build((4, 4), V, V))
+    kernels = network.stem.weight
+    before = kernels.detach().clone()
+    optimizer = OptimizerConfig("muon", muon_learning_rate=0.1).build(network)
+    network(torch.arange(16)[None], torch.tensor([0.5])).square().sum().backward()
+    optimizer.step()
+    assert kernels.shape == kernels.grad.shape == before.shape
+    update = (kernels - before).detach().flatten(1)
+    singular = torch.linalg.svdvals(update) / (0.1 * max(1, len(update) / update[0].numel()) ** 0.5)
+    assert 0.6 < singular.median() < 1.3

@@ -323,7 +323,6 @@ def test_muon_updates_the_hidden_matrices_and_adamw_the_rest():
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-
 def test_muon_needs_hidden_matrices():
     with pytest.raises(SettingsError, match="PlainNetwork has none"):
         OptimizerConfig("muon").build(Plain().build((8,), 6, 5))

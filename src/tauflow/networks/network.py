@@ -75,11 +75,11 @@ class Network(nn.Module, ABC):
         return self.head(self.hidden(*inputs, **options))
 
     def hidden_matrices(self) -> list[nn.Parameter]:
-        """Return the matrices that Muon updates: by default those of linear layers, but not of `output`."""
+        """Return the weights that Muon updates: by default of linear and convolution layers but `output`."""
         return [
             module.weight
             for name, module in self.named_modules()
-            if isinstance(module, nn.Linear) and name.split(".")[0] != "output"
+            if isinstance(module, nn.Linear | nn.Conv2d) and name.split(".")[0] != "output"
         ]
 
     def compile_parts(self) -> None:

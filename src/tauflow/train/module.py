@@ -10,6 +10,8 @@ D coordinates, R rows, V data tokens, C columns of a condition.
 import copy
 import inspect
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -63,9 +65,8 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(self.betas))
-        rates = (self.learning_rate, self.muon_learning_rate)
-        fits = all(0 < rate < math.inf for rate in rates) and self.warmup_steps >= 0 and self.weight_decay >= 0
-        fits = fits and 0 <= self.final_rate <= 1
+        fits = all(0 < rate < math.inf for rate in (self.learning_rate, self.muon_learning_rate))
+        fits = fits and self.warmup_steps >= 0 and self.weight_decay >= 0 and 0 <= self.final_rate <= 1
         if not fits or not all(0 <= decay < 1 for decay in (*self.betas, self.ema_decay)):
             raise SettingsError(
                 "The optimizer needs learning rates > 0, warmup_steps >= 0, weight_decay >= 0, final_rate in "
@@ -89,7 +90,7 @@ class OptimizerConfig:
                 f"optimizer.name=muon needs hidden matrices, but {type(network).__name__} has none. Use "
                 "--model.optimizer.name adamw."
             )
-        return MuonAdamW(torch.optim.Muon(matrices, lr=self.muon_learning_rate, weight_decay=0.0), adamw)
+        return MuonAdamW(matrices, self.muon_learning_rate, adamw)
 
     def factor(self, step: int, total: float) -> float:
         """Return the learning rate of a step over its peak, for a training of `total` steps."""
@@ -100,14 +101,16 @@ class OptimizerConfig:
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Muon and AdamW as one optimizer, with one state, as Lightning and checkpoints need it.
+    """Muon for hidden matrices and AdamW for the rest as one optimizer, as Lightning and checkpoints need it.
 
-    Groups 0 to M - 1 are Muon's, the others AdamW's.
+    The kernels of a convolution count as a matrix with one row per output channel. Group 0 is Muon's.
     """
 
-    def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW):
+    def __init__(self, matrices: list[nn.Parameter], learning_rate: float, adamw: torch.optim.AdamW):
+        flat = [nn.Parameter(matrix.detach().flatten(1)) for matrix in matrices]
+        muon = torch.optim.Muon(flat, lr=learning_rate, weight_decay=0.0)
+        muon.param_groups[0]["params"] = matrices
         self._parts = (muon, adamw)
-        self._muon_groups = len(muon.param_groups)
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
 
     @torch.no_grad()
@@ -117,12 +120,32 @@ class MuonAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        groups = (self.param_groups[: self._muon_groups], self.param_groups[self._muon_groups :])
-        for part, own in zip(self._parts, groups, strict=True):
-            part.param_groups = own  # a resumed run, for one, has replaced groups and state
+        muon, adamw = self._parts
+        for part, groups in ((muon, self.param_groups[:1]), (adamw, self.param_groups[1:])):
+            part.param_groups = groups  # resuming replaces groups and state
             part.state = self.state
-            part.step()
+        with _flattened(self.param_groups[0]["params"]):
+            muon.step()
+        adamw.step()
         return loss
+
+
+@contextmanager
+def _flattened(weights: list[nn.Parameter]) -> Iterator[None]:
+    """Let weights and their gradients be matrices in this block."""
+    shapes = [weight.shape for weight in weights]
+    for weight in weights:
+        _reshape(weight, (len(weight), -1))
+    yield
+    for weight, shape in zip(weights, shapes, strict=True):
+        _reshape(weight, shape)
+
+
+def _reshape(weight: nn.Parameter, shape: Sequence[int]) -> None:
+    gradient = weight.grad
+    weight.grad = None  # it must have the weight's shape
+    weight.data = weight.data.view(shape)
+    weight.grad = None if gradient is None else gradient.view(shape)
 
 
 class EMA(nn.Module):
