@@ -16,7 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from tauflow.errors import SettingsError
 from tauflow.evaluation import tensorboard
-from tauflow.evaluation.evaluate import GridOptions, SamplerGrid, Sampling, nll_units
+from tauflow.evaluation.evaluate import GridOptions, SamplerGrid, Sampling, describe_failure, nll_units
 from tauflow.evaluation.figures import save_report
 from tauflow.evaluation.results import Factors, Results
 from tauflow.evaluation.tables import View, cell_name
@@ -191,8 +191,9 @@ class SamplerEvaluation(Callback):
                 if trainer.is_global_zero and not fast_dev_run(trainer):
                     self._write(trainer, results, grid.task)
         except Exception as error:  # whatever happens here, training continues
-            said = f"{type(error).__name__}: {error}"
-            rank_zero_warn(f"the sampler evaluation at step {trainer.global_step} failed: {said}")
+            rank_zero_warn(
+                f"the sampler evaluation at step {trainer.global_step} failed: {describe_failure(error)}"
+            )
             self._values = {}
             return
         self.results = results

@@ -514,11 +514,16 @@ def _measured(factors: Factors, measure: Callable[[Factors], Cell], options: Gri
         # what cannot be written would fail in the next cell too
         if not options.keep_going or isinstance(error, WriteError) or is_lost_rank(error):
             raise
-        said = f"failed: {type(error).__name__}: {' '.join(str(error).split())}"
-        if not isinstance(error, TauflowError):
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            said += f" ({Path(frame.filename).name}, line {frame.lineno}, in {frame.name})"
-        return Cell(factors, problem=said, kind="failed")
+        return Cell(factors, problem=f"failed: {describe_failure(error)}", kind="failed")
+
+
+def describe_failure(error: Exception) -> str:
+    """Return an error on one line, with its file and line unless it's one that the user can fix."""
+    said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if isinstance(error, TauflowError):
+        return said
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{said} ({Path(frame.filename).name}, line {frame.lineno}, in {frame.name})"
 
 
 @contextmanager

