@@ -70,7 +70,8 @@ def parser() -> argparse.ArgumentParser:
         type=word,
         default=[],
         metavar="PATH",
-        help="models to study instead of the shipped ones",
+        help="models to study instead of the shipped ones: checkpoints, folders of runs, exported or "
+        "pretrained folders, or names on the Hub",
     )
     add("--data", action="append", default=[], metavar="KEY=VALUE", help=DATA)
     judges = "of text: ngram, smollm2, a causal model of transformers; of molecules: fcd, diversity, moses"

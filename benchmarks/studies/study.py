@@ -24,6 +24,7 @@ from tauflow.recipes import pretrained
 from tauflow.recipes.folders import digest_folder
 from tauflow.tasks.task import find_hook
 from tauflow.train import SHIPPED, Trained, load
+from tauflow.train.checkpoint import find_checkpoint, is_pretrained
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,12 @@ class Study(ABC):
         if self.needs and not self.settings.checkpoints:
             raise SettingsError(f"the study {self.name} needs --ckpt PATH: {self.needs}")
         shipped = [SHIPPED / f"countdown_{source}.ckpt" for source in ("masked", "uniform")]
-        return list(self.settings.checkpoints) or list(shipped)
+        return self.asked() or list(shipped)
+
+    def asked(self) -> list[str | Path]:
+        """Return the files of --ckpt, and its folders of pretrained models."""
+        asked = self.settings.checkpoints
+        return [Path(place) if is_pretrained(place) else find_checkpoint(place) for place in asked]
 
     @cached_property
     def loaded(self) -> list[Trained]:

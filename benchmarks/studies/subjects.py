@@ -94,7 +94,7 @@ class OnLawsAndModels(OnModels):
     laws: ClassVar[tuple[str, ...]] = ()
 
     def paths(self) -> list[str | Path]:
-        return list(self.settings.checkpoints)
+        return self.asked()
 
     def named_models(self) -> list[tuple[Factors, Trained]]:
         found: list[tuple[Factors, Trained]] = []

@@ -72,7 +72,11 @@ class TextFlag(str):
 class SampleSettings:
     """The flags of sample.py: names, types, defaults, and help."""
 
-    ckpt: Path | None = flag("checkpoint; by default the best of the newest run, or a shipped one", "PATH")
+    ckpt: Path | None = flag(
+        "checkpoint, folder of a run, exported folder, or user/name on the Hugging Face Hub; by default the "
+        "newest run, or a shipped model",
+        "PATH",
+    )
     task: str | None = flag("shipped model of a task: countdown, fashion, scenes, molecules", "NAME")
     pretrained: str | None = flag(
         "model that others trained: its folder, or its name on the Hugging Face hub (docs/pretrained.md)",
@@ -115,7 +119,7 @@ class SampleSettings:
     guidance: list[float] = flag(
         "guidance weights, toward the condition, or toward --prompt for models without one; 1 is off", "W", []
     )
-    unconditional: Path | None = flag("checkpoint to guide away from", "PATH")
+    unconditional: Path | None = flag("model to guide away from, as in --ckpt", "PATH")
     temperature: float = flag("divides the logits", "T", 1.0)
     top_k: int | None = flag("draw from the K most likely tokens (default all)", "K")
     top_p: float | None = flag("draw from the most likely tokens that have probability P together", "P")
@@ -382,20 +386,23 @@ def check_flags(settings: SampleSettings) -> None:
 
 
 def find_checkpoint(settings: SampleSettings) -> Path:
-    """Return the checkpoint to sample: by its path, the first shipped one of a task, or else the newest."""
-    from tauflow.train.checkpoint import SHIPPED
+    """Return the checkpoint to sample: that of --ckpt, the first shipped one of a task, or the newest."""
+    from tauflow.train import checkpoint
 
-    task = settings.task
     if settings.pretrained:
         return Path(settings.pretrained)
-    if not task:
-        return settings.ckpt or find_newest_checkpoint()
-    shipped = sorted(SHIPPED.glob("*.ckpt"))
-    found = [path for path in shipped if path.stem == task or path.stem.startswith(f"{task}_")]
-    if not found:
-        names = ", ".join(path.stem for path in shipped) or f"none, {SHIPPED} is missing"
-        raise SettingsError(f"--task: no shipped model {task!r}. Shipped models: {names}.")
-    return found[0]
+    if settings.ckpt:
+        return checkpoint.find_checkpoint(settings.ckpt)
+    if not settings.task:
+        return find_newest_checkpoint()
+    shipped = checkpoint.find_shipped(settings.task)
+    if shipped is None:
+        names = ", ".join(sorted(path.stem for path in checkpoint.SHIPPED.glob("*.ckpt")))
+        raise SettingsError(
+            f"--task: no shipped model {settings.task!r}. Shipped models: "
+            f"{names or f'none, {checkpoint.SHIPPED} is missing'}."
+        )
+    return shipped
 
 
 def find_newest_checkpoint() -> Path:
@@ -594,6 +601,7 @@ def prepare_job(
     from tauflow.evaluation.images import shows_images
     from tauflow.files import digest
     from tauflow.process import Mixture
+    from tauflow.train import checkpoint
 
     if settings.pretrained:
         from tauflow.recipes import RECIPES
@@ -609,6 +617,8 @@ def prepare_job(
     sizes: dict[str, Any] = {
         name: sizes[images] for name, sizes in SIZES.items() if getattr(settings, name) is None
     }
+    if settings.unconditional:
+        sizes["unconditional"] = checkpoint.find_checkpoint(settings.unconditional)
     settings = dataclasses.replace(settings, **sizes)
     trained = learn(trained, path, settings)
     grid = make_grid(settings, trained, device)

@@ -54,6 +54,7 @@ from tauflow.train.checkpoint import (
     AtomicCheckpointIO,
     Trained,
     check_classes,
+    find_checkpoint,
     read,
     update_names,
 )
@@ -213,14 +214,14 @@ class Resumed:
         return ""
 
 
-def find_checkpoint(ckpt_path: str | None, root: Path) -> Path | None:
-    """Return the checkpoint of --ckpt_path; `last` is the last one of the newest run."""
+def find_resumed(ckpt_path: str | None, root: Path) -> Path | None:
+    """Return the checkpoint of --ckpt_path: a file, that of a run's folder, or `last`, of the newest run."""
     if ckpt_path is None:
         return None
     if not ckpt_path.strip():
         raise CheckpointError("--ckpt_path is empty. Pass a checkpoint, or remove it to start a new run.")
     if ckpt_path != "last":
-        return Path(ckpt_path)
+        return find_checkpoint(ckpt_path, last=True)
     found = sorted(root.glob("*/last.ckpt"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise CheckpointError(f"--ckpt_path last: no run to resume under {root}. Remove it to start one.")
@@ -407,7 +408,7 @@ class TauflowCLI(LightningCLI):
             "--ckpt_path",
             type=str | None,
             default=None,
-            help="Resume from this checkpoint, or from the newest: last.",
+            help="Resume from this checkpoint, a run's folder (its last.ckpt), or the newest run: last.",
         )
         parser.add_lightning_class_args(SamplerEvaluation, "evaluation")
         parser.add_lightning_class_args(Checkpoints, "checkpoints")
@@ -450,7 +451,7 @@ class TauflowCLI(LightningCLI):
         check_local(self.config.ckpt_path, "--ckpt_path")
         self.resumed: Resumed | None = None
         self.only_evaluates = False
-        path = find_checkpoint(self.config.ckpt_path, self._root)
+        path = find_resumed(self.config.ckpt_path, self._root)
         if path is not None:
             self.resumed = Resumed(path, read(path))
             check_resumable(self.resumed.checkpoint, path)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tauflow import networks, tasks
 from tauflow.denoise import Model
-from tauflow.errors import CheckpointError, SettingsError, join_names, shorten
+from tauflow.errors import CheckpointError, SettingsError, first_line, join_names, shorten
 from tauflow.files import atomic
 from tauflow.networks import NetworkConfig, TransformerConfig
 from tauflow.networks.network import weights_of
@@ -48,6 +48,7 @@ from tauflow.untrusted import (
     check_weights,
     class_of,
     path_of,
+    read_json,
     read_tensors,
 )
 
@@ -67,8 +68,15 @@ PUBLIC = {
     "tauflow.tasks.text.Text": path_of(tasks.Text),
 }
 """Names in checkpoints of format 1 that are public names, not those of modules."""
+SHIPPED = Path(__file__).parents[3] / "checkpoints" / "shipped"
+"""Trained models that come with the project: countdown_masked.ckpt, countdown_uniform.ckpt, fashion.ckpt."""
 CLASS_KEYS = ("class_path", "_class_path", "_instantiator", "_target_")
 HARMLESS = {"lightning.pytorch.cli.instantiate_module"}  # LightningCLI's `_instantiator`; never called here
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+FILES = (CONFIG, WEIGHTS)
+"""Files of an exported folder."""
+HUB_NAME = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
 OPTIMIZER = ("learning_rate", "warmup_steps", "weight_decay", "betas", "ema_decay")
 """Settings of the optimizer, which were settings of the model in format 1."""
 
@@ -146,16 +154,102 @@ def _save(checkpoint: dict[str, Any], path: str | Path) -> None:
             raise
 
 
+# Where a model is
+
+
+def find_checkpoint(place: str | Path, *, last: bool = False, revision: str | None = None) -> Path:
+    """Return the file of a model: a checkpoint, or the weights of an exported folder.
+
+    Args:
+        place: a file; the folder of a run, which means its best.ckpt; a folder with runs, which means the
+            newest one; an exported folder; a shipped model, such as countdown_masked or countdown; or
+            user/name on the Hugging Face Hub. What exists on this machine comes first.
+        last: take the last.ckpt of a run, to resume it.
+        revision: branch, tag, or commit on the Hub.
+    """
+    if not str(place).strip():
+        raise CheckpointError("The checkpoint must be a path or a name, got an empty one.")
+    path = Path(place)
+    if path.is_dir():
+        return _find_in_folder(path, last)
+    if path.exists():
+        return path
+    if shipped := find_shipped(str(place)):
+        return shipped
+    here = path.suffix in (".ckpt", ".safetensors") or Path(path.parts[0]).is_dir()  # a path with a typo
+    if re.fullmatch(HUB_NAME, str(place)) and not here:
+        return _download(str(place), revision)
+    near = sorted(str(p) for p in path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
+    hint = f"The folder has {', '.join(near)}." if near else 'Train a model first with "python train.py".'
+    raise CheckpointError(f"Checkpoint not found: {place}. {hint}")
+
+
+def find_shipped(name: str) -> Path | None:
+    """Return the first shipped model of a name or task: countdown is countdown_masked."""
+    shipped = sorted(SHIPPED.glob("*.ckpt"))
+    return next((path for path in shipped if path.stem == name or path.stem.startswith(f"{name}_")), None)
+
+
+def is_pretrained(place: str | Path) -> bool:
+    """Return whether this is the folder of a model that another library wrote, for `tauflow.pretrained`."""
+    return (Path(place) / CONFIG).is_file() and read_json(Path(place) / CONFIG).get("library_name") != KEY
+
+
+def _find_in_folder(folder: Path, last: bool) -> Path:
+    names = ("last.ckpt",) if last else ("best.ckpt", "last.ckpt")
+    saved = [folder / name for name in names if (folder / name).exists()]
+    if not saved and (folder / CONFIG).is_file():
+        if is_pretrained(folder):
+            raise CheckpointError(
+                f"{folder} has a model of another library. Load it with tauflow.pretrained, or with "
+                "sample.py --pretrained."
+            )
+        return folder / WEIGHTS
+    if not saved:  # a folder of runs, or of folders of runs
+        found = [path for name in names for depth in ("*/", "*/*/") for path in folder.glob(depth + name)]
+        newest = max(found, key=lambda path: path.stat().st_mtime, default=folder).parent
+        saved = [path for path in found if path.parent == newest]
+    if not saved:
+        others = join_names(path.name for path in sorted(folder.glob("*.ckpt")))
+        hint = f"Choose one of its files: {others}." if others else 'Train a model with "python train.py".'
+        raise CheckpointError(f"{folder} has no {' or '.join(names)}. {hint}")
+    return saved[0]
+
+
+def _download(name: str, revision: str | None) -> Path:
+    """Return the weights of an exported model on the Hugging Face Hub, whose files are in its cache then."""
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
+    except errors.GatedRepoError:
+        reason = "it's gated. Accept its terms on its page, and log in with `hf auth login`."
+    except errors.RepositoryNotFoundError:
+        reason = "the Hub doesn't have it, or it's private. Check the name, or log in with `hf auth login`."
+    except errors.RevisionNotFoundError:
+        reason = f"it has no revision {revision}. Choose a branch, a tag, or a commit of it."
+    except Exception as error:  # the library raises many kinds
+        reason = f"{first_line(error)}. Check the network, or pass a folder."
+    else:
+        if not (folder / CONFIG).is_file() or is_pretrained(folder):
+            raise CheckpointError(
+                f"{name} on the Hugging Face Hub isn't a model that tauflow exported. Try tauflow.pretrained."
+            )
+        return folder / WEIGHTS
+    raise CheckpointError(
+        f"{name} is no file or folder here, and can't be downloaded from the Hugging Face Hub: {reason}"
+    )
+
+
+# Reading
+
+
 def read(path: str | Path) -> dict[str, Any]:
     """Return the contents of a checkpoint file that tauflow wrote, in today's format and with today's names.
 
     It's plain data: nothing in it is imported or called.
     """
     path = Path(path)
-    if not path.is_file():
-        near = sorted(str(p) for p in path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
-        hint = f"The folder has {', '.join(near)}." if near else 'Train a model first with "python train.py".'
-        raise CheckpointError(f"Checkpoint not found: {path}. {hint}")
     checkpoint = read_tensors(path)
     entry = checkpoint.get(KEY) if isinstance(checkpoint, dict) else None
     if not isinstance(entry, dict) or not isinstance(checkpoint.get("state_dict"), dict):
@@ -205,6 +299,7 @@ def export(path: str | Path, target: str | Path, *, half: bool = False) -> None:
         >>> tauflow.export("runs/countdown/best.ckpt", "countdown.ckpt")  # doctest: +SKIP
         >>> trained = tauflow.load("countdown.ckpt")  # doctest: +SKIP
     """
+    path = find_checkpoint(path)
     checkpoint = read(path)
     weights = {
         name: value.half() if half and value.dtype == torch.float32 else value.clone()
@@ -245,9 +340,6 @@ BUILD_ERRORS = (
 )
 """What constructors raise for arguments that mean nothing."""
 
-SHIPPED = Path(__file__).parents[3] / "checkpoints" / "shipped"
-"""Trained models that come with the project: countdown_masked.ckpt, countdown_uniform.ckpt, fashion.ckpt."""
-
 
 @dataclass(frozen=True)
 class Trained:
@@ -287,28 +379,32 @@ def load(
     device: str | torch.device = "cpu",
     classes: Iterable[type] = (),
     data: Mapping[str, Any] | None = None,
+    revision: str | None = None,
 ) -> Trained:
     """Rebuild the model, with averaged weights, and the task of a checkpoint from the file alone.
 
-    Use it for checkpoints of `train.py` and files of `tauflow.export`, also those of other people: a file
-    isn't trusted. It may contain plain data only, and may name tauflow's own classes and those you pass.
+    Use it for checkpoints of `train.py` and for what `tauflow.export` wrote, also those of other people: a
+    file isn't trusted. It may contain plain data only, and may name tauflow's own classes and those you pass.
 
     Args:
-        path: the checkpoint, such as runs/countdown/best.ckpt.
+        path: a checkpoint, the folder of a run (its best.ckpt) or of several (the newest), an exported
+            folder, a shipped model such as "countdown_masked", or "user/name" on the Hugging Face Hub.
         device: where the model goes.
         classes: your own network config, task, source, or schedule classes that the checkpoint may name.
         data: where the task's data is on this machine, such as {"files": "corpus.txt"}. That's never taken
             from the file.
+        revision: branch, tag, or commit on the Hub.
 
     Returns:
         The model, the task, and the step of the weights.
 
     Examples:
-        >>> trained = tauflow.load(tauflow.train.SHIPPED / "countdown_masked.ckpt")
+        >>> trained = tauflow.load("countdown_masked")
         >>> result = tauflow.sample(trained.model, "tr_cie", nfe=16, count=4, seed=0)
         >>> result.tokens.shape
         torch.Size([4, 256])
     """
+    path = find_checkpoint(path, revision=revision)
     checkpoint = read(path)
     data = data or {}
     allowed = (*CLASSES, *classes)
@@ -334,7 +430,7 @@ def load(
     except BUILD_ERRORS as error:
         raise CheckpointError(f"the task of {path} cannot be rebuilt: {shorten(str(error), 400)}") from error
     if task is not None:
-        task.folder = Path(path).parent
+        task.folder = path.parent
     model = module.to(device).model()
     model = replace(
         model,
