@@ -5,10 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 
-try:
-    from tauflow.cli.train import train
-except KeyboardInterrupt:
-    sys.exit("\nstopped before anything was done")
+from tauflow.cli.commands import run
 
 if __name__ == "__main__":
-    train()
+    run("train", sys.argv[1:])

@@ -44,9 +44,9 @@ def public_names() -> list[str]:
 
 
 def sample_flags() -> list[str]:
-    from tauflow.cli.sample import sample
+    from tauflow.cli.help import describe
 
-    return sorted(re.findall(r"^  (?:-\w, )?(--\w+)", printed(sample, "--help"), re.MULTILINE))
+    return sorted(re.findall(r"^  (?:-\w, )?(--\w+)", describe("sample", "all"), re.MULTILINE))
 
 
 def train_keys() -> list[str]:

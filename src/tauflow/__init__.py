@@ -31,47 +31,46 @@ import importlib
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from tauflow.denoise import Denoiser, Model, from_masked_lm, from_probabilities
-from tauflow.errors import TauflowError
-from tauflow.process import (
-    SCHEDULES,
-    SOURCES,
-    Beta,
-    Codebook,
-    Cosine,
-    CosineSquared,
-    Marginal,
-    Masked,
-    Metric,
-    Mixture,
-    Polynomial,
-    Process,
-    Schedule,
-    Source,
-    Uniform,
-    schedule_from,
-)
-from tauflow.samplers import (
-    SAMPLERS,
-    GridSampler,
-    Prompt,
-    Result,
-    Sampler,
-    fixed,
-    nll,
-    option,
-    sample,
-    sampler_from,
-)
-from tauflow.samplers.learned import learn_counts, learn_influence, learn_order
-
 if TYPE_CHECKING:
+    from tauflow.denoise import Denoiser, Model, from_masked_lm, from_probabilities
+    from tauflow.errors import TauflowError
     from tauflow.evaluation.callback import SamplerEvaluation
     from tauflow.evaluation.evaluate import evaluate
     from tauflow.evaluation.results import Results
     from tauflow.networks import Network, NetworkConfig
+    from tauflow.process import (
+        SCHEDULES,
+        SOURCES,
+        Beta,
+        Codebook,
+        Cosine,
+        CosineSquared,
+        Marginal,
+        Masked,
+        Metric,
+        Mixture,
+        Polynomial,
+        Process,
+        Schedule,
+        Source,
+        Uniform,
+        schedule_from,
+    )
     from tauflow.recipes import pretrained
     from tauflow.recipes.generate import generate
+    from tauflow.samplers import (
+        SAMPLERS,
+        GridSampler,
+        Prompt,
+        Result,
+        Sampler,
+        fixed,
+        nll,
+        option,
+        sample,
+        sampler_from,
+    )
+    from tauflow.samplers.learned import learn_counts, learn_influence, learn_order
     from tauflow.tasks import Countdown, Task
     from tauflow.train import DFMModule, Trained, export, load
 
@@ -80,22 +79,40 @@ try:
 except PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+unknown"
 
-_LAZY = {  # these bring lightning along, so they are imported when they are first asked for
-    "Countdown": "tauflow.tasks",
-    "DFMModule": "tauflow.train",
-    "Network": "tauflow.networks",
-    "NetworkConfig": "tauflow.networks",
-    "Results": "tauflow.evaluation.results",
-    "SamplerEvaluation": "tauflow.evaluation.callback",
-    "Task": "tauflow.tasks",
-    "Trained": "tauflow.train",
-    "evaluate": "tauflow.evaluation.evaluate",
-    "export": "tauflow.train",
-    "generate": "tauflow.recipes.generate",
-    "load": "tauflow.train",
-    "pretrained": "tauflow.recipes",
+_MODULES = {
+    "tauflow.denoise": ("Denoiser", "Model", "from_masked_lm", "from_probabilities"),
+    "tauflow.errors": ("TauflowError",),
+    "tauflow.evaluation.callback": ("SamplerEvaluation",),
+    "tauflow.evaluation.evaluate": ("evaluate",),
+    "tauflow.evaluation.results": ("Results",),
+    "tauflow.networks": ("Network", "NetworkConfig"),
+    "tauflow.process": (
+        *("SCHEDULES", "SOURCES", "Beta", "Codebook", "Cosine", "CosineSquared", "Marginal", "Masked"),
+        *("Metric", "Mixture", "Polynomial", "Process", "Schedule", "Source", "Uniform", "schedule_from"),
+    ),
+    "tauflow.recipes": ("pretrained",),
+    "tauflow.recipes.generate": ("generate",),
+    "tauflow.samplers": (
+        *("SAMPLERS", "GridSampler", "Prompt", "Result", "Sampler", "fixed", "nll", "option", "sample"),
+        "sampler_from",
+    ),
+    "tauflow.samplers.learned": ("learn_counts", "learn_influence", "learn_order"),
+    "tauflow.tasks": ("Countdown", "Task"),
+    "tauflow.train": ("DFMModule", "Trained", "export", "load"),
 }
-_LAZY_PACKAGES = ("evaluation", "networks", "recipes", "tasks", "train")
+"""Where each public name is: imported when it's first asked for, so that `tauflow --help` needs no torch."""
+_LAZY = {name: module for module, names in _MODULES.items() for name in names}
+_PACKAGES = (
+    "denoise",
+    "errors",
+    "evaluation",
+    "networks",
+    "process",
+    "recipes",
+    "samplers",
+    "tasks",
+    "train",
+)
 
 __all__ = [
     "SAMPLERS",
@@ -151,10 +168,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
-    if name in _LAZY_PACKAGES:
+    if name in _PACKAGES:
         return importlib.import_module(f"tauflow.{name}")
     raise AttributeError(f"module 'tauflow' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_LAZY_PACKAGES})
+    return sorted({*__all__, *_PACKAGES, "__version__"})

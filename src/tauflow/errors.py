@@ -1,6 +1,8 @@
 """Errors that a user can fix; the command line prints their text, without a traceback."""
 
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class TauflowError(Exception):
@@ -59,6 +61,15 @@ class BadLogits(SamplingError):
     def __init__(self, message: str, t: float | None = None):
         super().__init__(message)
         self.t = t
+
+
+def program(command: str) -> str:
+    """Return how a command, such as train, is started here, for messages that name one.
+
+    `python train.py` if train.py or sample.py of the repository runs, else `tauflow train`.
+    """
+    in_repository = Path(sys.argv[0]).name in ("train.py", "sample.py")
+    return f"python {command}.py" if in_repository else f"tauflow {command}"
 
 
 def printable(text: str) -> str:

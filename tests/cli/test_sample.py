@@ -1,10 +1,8 @@
 """sample.py: what it prints, what it writes, what it refuses."""
 
 import os
-import re
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -22,7 +20,6 @@ from tauflow import files
 from tauflow.evaluation.results import REAL, Results, replace_samples
 from tauflow.networks import TransformerConfig
 from tauflow.samplers import SAMPLERS
-from tauflow.samplers.registry import options_of
 from tauflow.tasks import Scenes
 from tauflow.tasks.data import TaskData
 from tauflow.train import DFMModule
@@ -98,7 +95,7 @@ def test_a_grid_is_written(call, trained, tmp_path):
         assert found["error_rate"].standard_error > 0
     assert results.settings["seed"] == 0
     assert results.versions["torch"]
-    assert results.commands[0].startswith("python sample.py --ckpt ")
+    assert results.commands[0].startswith("tauflow sample --ckpt ")
     assert "| tr_cie |" in (out / "results.md").read_text()
     assert (out / "samples.txt").read_text().count("over 10 samples") == 4
     assert printed.count("±") >= 4
@@ -460,7 +457,10 @@ def test_where_data_lies_comes_from_the_command_line(call, trained, tmp_path):
         (["--grid", "tau"], "grid is a sampler option. Write --sampler 'euler(grid=tau)'"),
         (["--sampler", "spaced", "--power", "3"], "Write --sampler 'spaced(power=3)'"),
         (["--guidance_weight", "2"], "Unknown argument --guidance_weight. It's now --guidance W"),
-        (["--samplr", "euler"], "Unknown argument --samplr. Did you mean --sampler? See sample.py --help."),
+        (
+            ["--samplr", "euler"],
+            "Unknown argument --samplr. Did you mean --sampler? See tauflow sample --help.",
+        ),
     ],
 )
 def test_removed_flags_get_the_sentence(call, args, expected):
@@ -475,41 +475,6 @@ def test_a_sampler_that_cannot_sample_the_model(call):
     code, printed = call("--ckpt", uniform, "--sampler", "paper", "--nfe", "2", "--num_samples", "2")
     assert code == 0
     assert "ho_fhs is skipped: " in printed
-
-
-def test_help_reads_like_documentation():
-    shown = run("--help").stdout
-    for text in (
-        'python sample.py --sampler "tr_cie(grid=tau)"',
-        "theta_trapezoidal",
-        "ablation",
-        "--out",
-        "--devices",
-    ):
-        assert text in shown
-    blocks = [" ".join(block.split()) for block in re.split(r"\n  (?=\w)", shown)]
-    for name, make in SAMPLERS.items():
-        for option in options_of(make()).values():
-            begin = f"{option.name} {option.help} ({option.choices}) of "
-            owners = [block.removeprefix(begin) for block in blocks if block.startswith(begin)]
-            assert len(owners) == 1, option.name
-            assert name in re.split(r",? ", owners[0]), (name, option.name)
-
-
-def test_help_imports_nothing_heavy():
-    """`--help` must not wait for Lightning and the like; a subprocess lists the modules at its end."""
-    code = (
-        "import sys, atexit\n"
-        "heavy = ('lightning', 'datasets', 'transformers', 'matplotlib', 'tensorboard', 'torchmetrics')\n"
-        "atexit.register(lambda: print('HEAVY', [name for name in heavy if name in sys.modules]))\n"
-        f"sys.argv = ['sample.py', '--help']\nsys.path.insert(0, {str(ROOT)!r})\n"
-        "import runpy\nrunpy.run_path(sys.path[0] + '/sample.py', run_name='__main__')\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=ENV, capture_output=True, text=True, timeout=120
-    )
-    assert result.returncode == 0, result.stderr
-    assert "HEAVY []" in result.stdout
 
 
 @pytest.fixture(scope="module")

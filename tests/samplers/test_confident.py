@@ -19,7 +19,7 @@ from benchmarks.pages import options_table
 from benchmarks.studies.laws import JointTask, exact
 from benchmarks.theory.laws import EnumerableLaw
 from tauflow import Model, Trained
-from tauflow.cli.sample import describe_samplers
+from tauflow.cli.help import describe_samplers
 from tauflow.errors import SamplingError
 from tauflow.evaluation.evaluate import Sampling, measure_cell
 from tauflow.evaluation.tables import to_markdown

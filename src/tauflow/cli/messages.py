@@ -92,7 +92,7 @@ def explain_parser(
         names = [flag.removeprefix("--") for flag in flags if re.fullmatch(r"--[\w.]+", flag)]
         word = unknown[1] or unknown[2]
         group = re.search(r"Group '([\w.]+)'", report)
-        meant = suggest(f"{group[1]}.{word}" if group else word, names)
+        meant = suggest(f"{group[1]}.{word}" if group else word, names, "--")
         return f"{report}.{meant} --help lists all settings."
     setting = keys[0] if keys else "data"  # the only one that is required
     known = ""

@@ -11,7 +11,6 @@ import hashlib
 import logging
 import shlex
 import sys
-import textwrap
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,10 +21,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, get_args, get_origin, get_type_hints
 
 from tauflow.cli.messages import exit_with_message, suggest
-from tauflow.errors import CheckpointError, SettingsError
-from tauflow.samplers import SETS, split_specs
-from tauflow.samplers.registry import ALIASES, described, families, sharpening
-from tauflow.samplers.reveal import OrderName
+from tauflow.errors import CheckpointError, SettingsError, program
 
 if TYPE_CHECKING:
     import torch
@@ -35,10 +31,11 @@ if TYPE_CHECKING:
     from tauflow.evaluation.evaluate import SamplerGrid
     from tauflow.evaluation.results import Results
     from tauflow.samplers import Prompt
+    from tauflow.samplers.reveal import OrderName
     from tauflow.tasks import Task
     from tauflow.train import Trained
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[3]  # of the repository
 IMAGES = Path("samples")  # folder of images without --out
 TRIES = 100  # to read a checkpoint that a run replaces all the time
 REPLACED = "{} was replaced each time it was read. Copy it and sample from the copy."
@@ -97,7 +94,7 @@ class SampleSettings:
         "Text-to-image: a CLIP model. Molecules: fcd, diversity, moses",
         "NAMES",
     )
-    sampler: list[str] = flag("samplers or sets of them, see below", "SPEC", ["auto"])
+    sampler: list[str] = flag("samplers, or sets of them (--help samplers)", "SPEC", ["auto"])
     nfe: list[int] = flag("budgets of network evaluations", "N", [32])
     num_samples: int | None = flag(
         "samples per cell (default 64; 40 for images; 1 for text of a pretrained model)", "N"
@@ -125,7 +122,7 @@ class SampleSettings:
     top_p: float | None = flag("draw from the most likely tokens that have probability P together", "P")
     learn_order: bool = flag("first learn an order for learned_order, and save it", default=False)
     learn_influence: bool = flag("first learn influences for independent, and save them", default=False)
-    learn_counts: Literal["all"] | OrderName | None = flag(
+    learn_counts: "Literal['all'] | OrderName | None" = flag(
         "first learn counts along this order (default all orders), and save them: auto uses the best",
         nargs="?",
         const="all",
@@ -156,7 +153,7 @@ class SampleSettings:
     devices: int = flag("share the samples among N devices", "N", 1)
     strategy: str = flag("how devices share the work, such as ddp", "NAME", "auto")
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = flag(
-        "precision of the network", default="32-true"
+        "precision of the network: 32-true, bf16-mixed, or 16-mixed", "NAME", "32-true"
     )
 
 
@@ -184,25 +181,29 @@ def parse_flags(words: Sequence[str]) -> SampleSettings:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return a parser with one flag per field of `SampleSettings`; flags that aren't given stay unset."""
-    parser = _Parser(
-        "sample.py",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    from tauflow.samplers.reveal import OrderName
+
+    parser = _Parser(program("sample").removeprefix("python "), allow_abbrev=False)
     titles = {name: title for title, names in GROUPS.items() for name in names}
     groups = {title: parser.add_argument_group(title) for title in ("what to sample", *GROUPS)}
-    hints = get_type_hints(SampleSettings)
+    hints = get_type_hints(SampleSettings, localns={"OrderName": OrderName})
     for each in dataclasses.fields(SampleSettings):
         options = dict(each.metadata)
         names = [f"--{each.name}", *([options.pop("short")] if "short" in options else [])]
-        default = each.default_factory() if callable(each.default_factory) else each.default
-        if default is not None and default is not False and default != []:
-            shown = default[0] if isinstance(default, list) else default
-            options["help"] += f" (default {shown:g})" if isinstance(shown, float) else f" (default {shown})"
+        options["help"] = flag_help(each)
         group = groups[titles.get(each.name, "what to sample")]
         group.add_argument(*names, default=argparse.SUPPRESS, **options, **_action(hints[each.name]))
     return parser
+
+
+def flag_help(each: dataclasses.Field) -> str:
+    """Return the help of a flag, with its default."""
+    text = each.metadata["help"]
+    default = each.default_factory() if callable(each.default_factory) else each.default
+    if default is None or default is False or default == []:
+        return text
+    shown = default[0] if isinstance(default, list) else default
+    return f"{text} (default {shown:g})" if isinstance(shown, float) else f"{text} (default {shown})"
 
 
 def _action(hint: Any) -> dict[str, Any]:
@@ -271,16 +272,12 @@ class _Extend(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports an error in one line, and describes the samplers only if help is asked for."""
+    """Reports an error in one line."""
 
     def error(self, message: str) -> NoReturn:
         if message.endswith("expected one argument"):
             message += "; write FLAG=VALUE for a value that starts with a dash"
         self.exit(2, f"error: {message}\n")
-
-    def format_help(self) -> str:
-        self.epilog = describe_samplers()
-        return super().format_help()
 
 
 def _explain_unknown(unknown: Sequence[str], specs: Sequence[str]) -> str:
@@ -289,10 +286,13 @@ def _explain_unknown(unknown: Sequence[str], specs: Sequence[str]) -> str:
     name = word.lstrip("-")
     if name in RENAMED:
         return f"Unknown argument {word}. It's now {RENAMED[name]}."
+    from tauflow.samplers import split_specs
+    from tauflow.samplers.registry import described
+
     options = described()
     if name not in options:
         names = [each.name for each in dataclasses.fields(SampleSettings)]
-        return f"Unknown argument {word}.{suggest(name, names, '--')} See sample.py --help."
+        return f"Unknown argument {word}.{suggest(name, names, '--')} See {program('sample')} --help."
     if not value and len(unknown) > 1 and not unknown[1].startswith("-"):
         value = unknown[1]
     owners = dict(options[name])
@@ -302,61 +302,6 @@ def _explain_unknown(unknown: Sequence[str], specs: Sequence[str]) -> str:
     examples = {"true or false": "true", "number": "0.5", "whole number": "1"}
     example = next((example for words, example in examples.items() if first.startswith(words)), first)
     return f"{name} is a sampler option. Write --sampler '{owner}({name}={value or example})'."
-
-
-DESCRIPTION = """Sample from a trained checkpoint and measure the samples.
-
-Without arguments: takes the newest checkpoint under checkpoints/ (the shipped countdown model if there is
-none), samples with the recommended sampler, and shows samples and their metrics.
-With several samplers or budgets: evaluates every combination, called a cell, and prints tables.
-
-  python sample.py
-  python sample.py --ckpt checkpoints/countdown/version_0/best.ckpt --sampler euler --nfe 16
-  python sample.py --sampler "tr_cie(grid=tau)" tr_cie euler --nfe 8 16 32 --num_samples 256 --out results
-  python sample.py --sampler paper --nfe 8 16 32 64 --num_samples 1024 --devices 2 --out results --tensorboard
-  python sample.py --prompt "31 30 _ 28" --show 2
-  python sample.py --ckpt checkpoints/countdown_labels/version_0/best.ckpt --condition 2 --guidance 1 2 4
-  python sample.py --ckpt checkpoints/text_masked/version_0/best.ckpt --prompt "The" --temperature 0.8
-  python sample.py --ckpt checkpoints/sequences/version_0/best.ckpt --infill "c1ccccc1____N" --length 24
-  python sample.py --task fashion --guidance 1 2 4
-  python sample.py --task fashion --complete picture.png --keep left
-  python sample.py --pretrained LucasJinWang/FUDOKI --condition "a photo of a red cube" --guidance 6 --nfe 8
-  python sample.py --pretrained GSAI-ML/LLaDA-8B-Instruct --chat --prompt "Why is the sky blue?" --block 32
-"""
-
-
-def describe_samplers() -> str:
-    """Return the samplers, sets, and options that the help lists, from the samplers themselves."""
-
-    def wrap(text: str, indent: int = 2) -> str:
-        return textwrap.fill(text, 110, initial_indent=" " * indent, subsequent_indent=" " * indent)
-
-    aliases = ", ".join(f"{name} is {spec}" for name, spec in ALIASES.items())
-    lines = [
-        'samplers: auto (the recommended one), or names with options, such as "tr_cie(grid=tau)"',
-        "",
-        *(wrap(f"{line}: {', '.join(names)}") for line, names in families().items()),
-        "",
-        wrap(f"these sharpen, so they don't keep the data distribution: {', '.join(sharpening())}"),
-        "",
-        wrap(f"published names: {aliases}"),
-        "",
-        "  your own: path/to/file.py:Class(option=value), or package.module.Class",
-        "",
-        f"sets: {', '.join(SETS)}; samplers that can't sample the model are skipped, with a note",
-        "",
-        "options of the samplers:",
-    ]
-    for name, owners in described().items():
-        for option in dict.fromkeys(option for _, option in owners):
-            lines.append(f"  {name:<14}{option.help} ({option.choices})")
-            having = ", ".join(sampler for sampler, each in owners if each == option)
-            lines.append(wrap(f"of {having}", 16))
-    lines += [
-        "",
-        "docs/samplers.md explains every sampler and option, docs/monitoring.md the files of --out.",
-    ]
-    return "\n".join(lines)
 
 
 # Which flags go together
@@ -398,16 +343,14 @@ def find_checkpoint(settings: SampleSettings) -> Path:
     shipped = checkpoint.find_shipped(settings.task)
     if shipped is None:
         names = ", ".join(sorted(path.stem for path in checkpoint.SHIPPED.glob("*.ckpt")))
-        raise SettingsError(
-            f"--task: no shipped model {settings.task!r}. Shipped models: "
-            f"{names or f'none, {checkpoint.SHIPPED} is missing'}."
-        )
+        known = f"Shipped models: {names}." if names else checkpoint.WHERE_SHIPPED
+        raise SettingsError(f"--task: no shipped model {settings.task!r}. {known}")
     return shipped
 
 
 def find_newest_checkpoint() -> Path:
     """Return the best checkpoint of the newest run under checkpoints/; a shipped one if there is none."""
-    from tauflow.train.checkpoint import SHIPPED
+    from tauflow.train.checkpoint import SHIPPED, WHERE_SHIPPED
 
     for folder in (Path("checkpoints"), ROOT / "checkpoints"):
         found = [path for path in folder.rglob("*.ckpt") if path.parent.resolve() != SHIPPED]
@@ -419,8 +362,8 @@ def find_newest_checkpoint() -> Path:
     if shipped.exists():
         return shipped
     raise CheckpointError(
-        "No checkpoint found under checkpoints/. Train a model first with `python train.py`, or pass --ckpt "
-        "PATH."
+        f"No checkpoint found under checkpoints/. Train a model first with `{program('train')}`, or pass "
+        f"--ckpt PATH. {WHERE_SHIPPED}"
     )
 
 
@@ -708,7 +651,7 @@ def sample(argv: list[str] | None = None) -> NoReturn:
     with exit_with_message(f"The same command resumes ({settings.out})" if settings.out else ""):
         from tauflow.distributed import rank
 
-        complete = run(settings, shlex.join(["python", "sample.py", *words]))
+        complete = run(settings, f"{program('sample')} {shlex.join(words)}")
     # Lightning kills the first process, which may still be writing, when another one ends with an error code.
     sys.exit(0 if complete or rank() else 1)
 
@@ -853,3 +796,9 @@ def write_tensorboard(folder: Path, results: "Results", job: SampleJob) -> None:
     root = folder.parent.parent if in_run else folder
     runs = f"  (the runs {folder.parent.name}/sampled)" if in_run else ""
     print(f"watch it    tensorboard --logdir {root}{runs}")
+
+
+if __name__ == "__main__":
+    from tauflow.cli.commands import run as run_command
+
+    run_command("sample", sys.argv[1:])

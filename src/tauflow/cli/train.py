@@ -35,9 +35,10 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from tauflow import files
+from tauflow.cli.configs import find_config
 from tauflow.cli.messages import exit_with_message, explain_parser, keep_facts
 from tauflow.distributed import is_lost_rank
-from tauflow.errors import CheckpointError, SettingsError, TauflowError, WriteError
+from tauflow.errors import CheckpointError, SettingsError, TauflowError, WriteError, program
 from tauflow.evaluation.callback import SamplerEvaluation, fast_dev_run, owes_evaluation
 from tauflow.evaluation.evaluate import SamplerGrid
 from tauflow.evaluation.tables import print_results
@@ -61,7 +62,7 @@ from tauflow.train.checkpoint import (
 from tauflow.train.module import DFMModule
 from tauflow.train.resume import Restored, check_resumable, check_settings, resume_error
 
-DEFAULT_CONFIG = Path(__file__).parents[3] / "configs" / "countdown.yaml"
+DEFAULT_CONFIG = "countdown"
 IN_RUN_FOLDER = ""  # `save_dir` of a logger that writes to the folder of the run
 CHOICES = {"data": Task, "model.network": NetworkConfig, "model.schedule": Schedule}
 """Settings that are a class."""
@@ -111,14 +112,10 @@ def convert_words(words: list[str]) -> list[str]:
 
 
 def _convert_config(name: str) -> str:
-    """Return the name of a configuration file, or its content if that has to be converted."""
+    """Return the path of a configuration file, or its content if that has to be converted."""
     if "\n" in name or name.lstrip().startswith("{"):  # content already
         return name
-    path = Path(name)
-    if not path.is_file():
-        raise SettingsError(
-            f"Configuration file not found: {path}. Pass a YAML file, such as configs/countdown.yaml."
-        )
+    path = find_config(name)
     try:
         text = path.read_text(encoding="utf-8")
         config = yaml.safe_load(update_names(text))
@@ -137,7 +134,7 @@ def _convert_config(name: str) -> str:
         trainer["logger"] = _with_folder(trainer["logger"])
     if "precision" in trainer:
         trainer["precision"] = _convert_precision(trainer["precision"])
-    return name if config == yaml.safe_load(text) else yaml.safe_dump(config, sort_keys=False)
+    return str(path) if config == yaml.safe_load(text) else yaml.safe_dump(config, sort_keys=False)
 
 
 def _convert_precision(value: Any) -> Any:
@@ -338,16 +335,9 @@ def make_loggers(settings: list[Any], folder: Path, resumed: Resumed | None) -> 
 # Lightning CLI
 
 
-DESCRIPTION = f"""Train a discrete-flow-matching denoiser.
-
-With no arguments, trains the countdown task of {DEFAULT_CONFIG.name} on whatever device there is. Give
-configuration files with -c (later ones override earlier ones) and single settings as flags, for example
-
-  python train.py -c configs/countdown.yaml -c configs/smoke.yaml
-  python train.py -c configs/countdown_uniform.yaml --model.optimizer.learning_rate 3e-4
-  python train.py --ckpt_path last      (continue the newest run of this configuration)
-  python train.py --print_config        (show every setting and its value)
-"""
+DESCRIPTION = (
+    "Train a discrete-flow-matching denoiser. --help without `all` has the settings people use most."
+)
 
 NOISE = [  # warnings of Lightning that are no news here
     ".*does not have many workers.*",  # countdown items take microseconds
@@ -356,8 +346,13 @@ NOISE = [  # warnings of Lightning that are no news here
     ".*recommended to use `self.log.*sync_dist=True.*",  # they are reduced before they are logged
     ".*smaller than the logging interval.*",  # epochs may be short, steps are logged by their own count
     ".*Experiment logs directory .* is not empty.*",  # what CSVLogger would remove has been renamed
+    ".*LightningCLI's args parameter.*",  # its processes get the words of this one
 ]
-NEWS = r".*(litlogger|litmodels|available: .*, us(ed|ing):|Loading `train_dataloader`)"  # of its log
+NEWS = (
+    r"Seed set to|.*(litlogger|litmodels|available: .*, us(ed|ing):|Loading `train_dataloader`|"
+    "`Trainer.fit` stopped)"
+)
+"""Lines of its log."""
 MINIMA = {
     "accumulate_grad_batches": 1,
     "check_val_every_n_epoch": 1,
@@ -558,7 +553,7 @@ def describe_saved(trainer: Trainer) -> str:
     if saved.last_step is None:
         return "nothing was saved yet; start it again with the same command"
     folder = shlex.quote(str(saved.folder))
-    command = f"python train.py -c {folder}/config.yaml --ckpt_path {folder}/last.ckpt"
+    command = f"{program('train')} -c {folder}/config.yaml --ckpt_path {folder}/last.ckpt"
     return f"{saved.last_path} of step {saved.last_step} is safe; to resume: {command}"
 
 
@@ -598,20 +593,19 @@ def report_end(trainer: Trainer) -> int:
     return 0
 
 
-def train() -> None:
-    """Run train.py with the words of the command line."""
-    if not any(word.startswith(("-c", "--config")) for word in sys.argv[1:]):
-        sys.argv[1:1] = ["--config", str(DEFAULT_CONFIG)]
+def train(argv: list[str] | None = None) -> None:
+    """Run train.py, with the words of the command line unless `argv` is given."""
+    words = sys.argv[1:] if argv is None else argv
+    if not any(word.startswith(("-c", "--config")) for word in words):
+        words = ["--config", DEFAULT_CONFIG, *words]
     sys.path.append(str(Path.cwd()))  # for your own classes, named in the configuration
     for message in NOISE:
         warnings.filterwarnings("ignore", message=message)
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
-        lambda record: not re.match(NEWS, record.getMessage())
-    )
+    for log in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
+        logging.getLogger(log).addFilter(lambda record: not re.match(NEWS, record.getMessage()))
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without ± shows ? instead
     with exit_with_message("Nothing was saved"):
-        sys.argv[1:] = convert_words(sys.argv[1:])
-        cli = TauflowCLI()
+        cli = TauflowCLI(convert_words(words))
     # A logger's thread ends without a report if a file can't be written: the main thread reports it.
     report = threading.excepthook
     threading.excepthook = lambda args: None if find_write_error(args.exc_value) else report(args)
@@ -631,3 +625,9 @@ def train() -> None:
         raise
     # Lightning kills the first process, which may still be writing, when another one ends with an error code.
     sys.exit(report_end(cli.trainer) if cli.trainer.is_global_zero else 0)
+
+
+if __name__ == "__main__":
+    from tauflow.cli.commands import run
+
+    run("train", sys.argv[1:])

@@ -597,7 +597,7 @@ def evaluate(
     """
     if metric is not None:
         model = trained.model if isinstance(trained, Trained) else trained
-        trained = Trained(model, FunctionTask(model, metric))
+        trained = Trained(model, _FunctionTask(model, metric))
     if not isinstance(trained, Trained):
         raise SamplingError(
             f"trained must be a tauflow.Trained, got {type(trained).__name__}. Load one with "
@@ -633,7 +633,7 @@ class FunctionMetric(SampleMean):
         return values
 
 
-class FunctionTask(Task):
+class _FunctionTask(Task):
     """The task of a model whose samples are measured with a function; it has no data."""
 
     alone = "there is no real data to compare with, only a metric"

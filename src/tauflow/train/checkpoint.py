@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tauflow import networks, tasks
 from tauflow.denoise import Model
-from tauflow.errors import CheckpointError, SettingsError, first_line, join_names, shorten
+from tauflow.errors import CheckpointError, SettingsError, first_line, join_names, program, shorten
 from tauflow.files import atomic
 from tauflow.networks import NetworkConfig, TransformerConfig
 from tauflow.networks.network import weights_of
@@ -69,6 +69,7 @@ PUBLIC = {
 }
 """Names in checkpoints of format 1 that are public names, not those of modules."""
 SHIPPED = Path(__file__).parents[3] / "checkpoints" / "shipped"
+WHERE_SHIPPED = "Shipped models come with a clone of the repository, in checkpoints/shipped."
 """Trained models that come with the project: countdown_masked.ckpt, countdown_uniform.ckpt, fashion.ckpt."""
 CLASS_KEYS = ("class_path", "_class_path", "_instantiator", "_target_")
 HARMLESS = {"lightning.pytorch.cli.instantiate_module"}  # LightningCLI's `_instantiator`; never called here
@@ -180,7 +181,10 @@ def find_checkpoint(place: str | Path, *, last: bool = False, revision: str | No
     if re.fullmatch(HUB_NAME, str(place)) and not here:
         return _download(str(place), revision)
     near = sorted(str(p) for p in path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
-    hint = f"The folder has {', '.join(near)}." if near else 'Train a model first with "python train.py".'
+    start = f'Train a model first with "{program("train")}".'
+    if not SHIPPED.is_dir():
+        start += f" {WHERE_SHIPPED}"
+    hint = f"The folder has {', '.join(near)}." if near else start
     raise CheckpointError(f"Checkpoint not found: {place}. {hint}")
 
 
@@ -211,7 +215,8 @@ def _find_in_folder(folder: Path, last: bool) -> Path:
         saved = [path for path in found if path.parent == newest]
     if not saved:
         others = join_names(path.name for path in sorted(folder.glob("*.ckpt")))
-        hint = f"Choose one of its files: {others}." if others else 'Train a model with "python train.py".'
+        start = f'Train a model with "{program("train")}".'
+        hint = f"Choose one of its files: {others}." if others else start
         raise CheckpointError(f"{folder} has no {' or '.join(names)}. {hint}")
     return saved[0]
 

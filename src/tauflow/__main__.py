@@ -1,0 +1,5 @@
+"""`python -m tauflow` is the command `tauflow`."""
+
+from tauflow.cli.commands import main
+
+main()
