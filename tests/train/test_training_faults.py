@@ -303,8 +303,38 @@ def test_a_logger_with_a_place_of_its_own(here, tmp_path):
     place = ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs", "--trainer.logger.name=mine"]
     ended = here("--trainer.max_steps=8", *place)
     assert ended.code == 0, ended.error
-    assert "run folder  logs/mine/version_0" in ended
-    assert (tmp_path / "logs/mine/version_0/last.ckpt").exists()
+    assert "run folder  runs/version_0" in ended
+    assert (tmp_path / "runs/version_0/last.ckpt").exists(), "only the logger's own files are elsewhere"
+    own = {path.name for path in (tmp_path / "logs/mine/version_0").iterdir()}
+    assert own == {"metrics.csv", "hparams.yaml"}
+
+
+@pytest.mark.slow
+def test_runs_with_weights_and_biases_keep_their_own_folders(tmp_path):
+    """Two in a row, and a resume of the second: that part is another W&B run, so nothing is logged twice."""
+    wandb = ["--trainer.logger=WandbLogger", "--trainer.logger.offline=true"]
+    common = [*TINY, *wandb, "--trainer.default_root_dir=runs"]
+    first, second = tmp_path / "runs/version_0", tmp_path / "runs/version_1"
+    assert run_train(*common, "--trainer.max_steps=8", cwd=tmp_path).returncode == 0
+    before = {path: path.read_bytes() for path in first.iterdir() if path.is_file()}
+    assert {"best.ckpt", "last.ckpt", "config.yaml"} <= {path.name for path in before}
+    assert run_train(*common, "--trainer.max_steps=8", cwd=tmp_path).returncode == 0
+    resumed = run_train(*common, "--trainer.max_steps=16", "--ckpt_path=last", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert load_plain(second / "last.ckpt")["global_step"] == 16
+    assert {path: path.read_bytes() for path in first.iterdir() if path.is_file()} == before
+    logs = [len(list(folder.glob("wandb/offline-run-*/*.wandb"))) for folder in (first, second)]
+    assert logs == [1, 2]
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_a_logger_that_cannot_be_made(here, tmp_path):
+    (tmp_path / "own_logger.py").write_text(
+        "from lightning.pytorch.loggers import CSVLogger\n"
+        "class Broken(CSVLogger):\n"
+        "    def __init__(self, save_dir: str): raise RuntimeError('no key')\n"
+    )
+    refused(here, tmp_path, ["--trainer.logger=own_logger.Broken"], "The logger Broken can't be made: no key")
 
 
 def test_a_metric_of_training_is_the_monitor(here, tmp_path):

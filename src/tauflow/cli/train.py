@@ -17,7 +17,7 @@ import threading
 import warnings
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
@@ -30,6 +30,7 @@ from jsonargparse import ArgumentError, DefaultHelpFormatter, Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer, loggers
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -170,8 +171,7 @@ def _with_folder(value: Any) -> Any:
         cls = import_object(name if "." in name else f"{loggers.__name__}.{name}", Logger)
     except SettingsError:
         return value  # the parser reports it
-    folder = inspect.signature(cls).parameters.get("save_dir")
-    if folder is None or folder.default is not folder.empty:
+    if "save_dir" not in inspect.signature(cls).parameters:
         return value
     return {**setting, "init_args": {"save_dir": IN_RUN_FOLDER, **(setting.get("init_args") or {})}}
 
@@ -228,15 +228,26 @@ def find_resumed(ckpt_path: str | None, root: Path) -> Path | None:
 # Folder of the run and its loggers
 
 
+class RunTrainer(Trainer):
+    """Lightning's trainer, with a folder of the run that doesn't depend on its loggers."""
+
+    run_folder: Path | None = None  # of rank 0; None in a trial, which leaves no files
+
+    @property
+    def log_dir(self) -> str | None:
+        """Return the folder of the run. Call it on all ranks: rank 0 broadcasts it."""
+        return self.strategy.broadcast(str(self.run_folder) if self.run_folder else None)
+
+
 IN_USE = "wait for it to end, or start another run without --ckpt_path"
 CHOOSE = "choose another folder with --trainer.default_root_dir"
 
 
 @contextmanager
-def open_run_folder(trainer: Trainer, setting: Any, root: Path, resumed: Resumed | None) -> Iterator[None]:
+def open_run_folder(trainer: RunTrainer, setting: Any, root: Path, resumed: Resumed | None) -> Iterator[None]:
     """Lock the folder of a run while it trains, give the trainer its loggers, and print where it is.
 
-    Only rank 0 does so. The others write nothing, and get the folder from it.
+    The folder is `root`/version_N, whatever the loggers. Only rank 0 writes there, and has loggers that do.
 
     Args:
         setting: that of the loggers.
@@ -247,21 +258,18 @@ def open_run_folder(trainer: Trainer, setting: Any, root: Path, resumed: Resumed
     settings = setting if isinstance(setting, list) else [setting]
     if setting is None or setting is True:
         settings = []
+    if not trainer.is_global_zero:
+        trainer.loggers = [DummyLogger() for _ in settings or [None]]
+        yield
+        return
     continued = resumed if resumed is not None and resumed.in_place else None
-    with ExitStack() as stack:
-        if not trainer.is_global_zero:
-            trainer.loggers = make_loggers(settings, root / "version", None)
-        elif settings and vars(settings[0].init_args).get("save_dir") != IN_RUN_FOLDER:
-            trainer.loggers = make_loggers(settings, root, None)
-            check_local(trainer.log_dir, "The folder of a logger")
-            stack.enter_context(_lock(Path(trainer.log_dir or root)))
-        else:
-            folder = stack.enter_context(_lock(continued.folder) if continued else _make_and_lock(root))
-            trainer.loggers = make_loggers(settings, folder, continued)
-            checkpoints = find_callback(trainer, Checkpoints)
-            checkpoints.folder = folder
-            checkpoints.last_step = continued.step if continued else None
-        print_once(f"run folder  {trainer.log_dir}")
+    with _lock(continued.folder) if continued else _make_and_lock(root) as folder:
+        trainer.run_folder = folder
+        trainer.loggers = make_loggers(settings, folder, continued)
+        checkpoints = find_callback(trainer, Checkpoints)
+        checkpoints.folder = folder
+        checkpoints.last_step = continued.step if continued else None
+        print_once(f"run folder  {folder}")
         print_once(f"watch it    tensorboard --logdir {trainer.default_root_dir}")
         yield
 
@@ -320,10 +328,22 @@ def make_loggers(settings: list[Any], folder: Path, resumed: Resumed | None) -> 
         return [TensorBoardLogger(**place, default_hp_metric=False)]
     made = []
     for setting in settings:
+        cls = import_object(setting.class_path, Logger)
         options = vars(setting.init_args).copy()
-        if options.get("save_dir") == IN_RUN_FOLDER:
-            options |= {name: value for name, value in place.items() if name in options}
-        made.append(import_object(setting.class_path, Logger)(**options))
+        save_dir = options.get("save_dir")
+        check_local(save_dir, "--trainer.logger.save_dir")
+        if save_dir == IN_RUN_FOLDER:
+            default = inspect.signature(cls).parameters["save_dir"].default
+            if default is inspect.Parameter.empty:  # it writes to save_dir/name/version
+                options |= {name: value for name, value in place.items() if name in options}
+            else:  # it writes to save_dir, such as W&B's "." and MLflow's "./mlruns"
+                options["save_dir"] = str(folder / default)
+        try:
+            made.append(cls(**options))
+        except Exception as error:  # whatever a logger raises, such as for a package that isn't installed
+            raise SettingsError(
+                f"The logger {cls.__name__} can't be made: {' '.join(str(error).split())}"
+            ) from error
         if isinstance(made[-1], CSVLogger):
             old = Path(made[-1].log_dir) / "metrics.csv"  # of an earlier part of the run; it would remove it
             if old.exists():
@@ -375,9 +395,12 @@ class HelpFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
 class TauflowCLI(LightningCLI):
     """Task and module from typed configuration; runs in numbered folders, resumed where they are."""
 
+    trainer: RunTrainer
+
     def __init__(self, args: list[str] | None = None):
         super().__init__(
             DFMModule,
+            trainer_class=RunTrainer,
             run=False,
             auto_configure_optimizers=False,
             args=args,
@@ -413,10 +436,12 @@ class TauflowCLI(LightningCLI):
         parser.set_defaults({"trainer.use_distributed_sampler": False})
 
     def instantiate_classes(self) -> None:
+        logger = self.config.trainer.pop("logger")  # made when the run has a folder
         try:
             super().instantiate_classes()
         except ValueError as error:  # of a class, within a report of the parser
             raise SettingsError(keep_facts(str(error)) or str(error)) from error
+        self.config.trainer.logger = logger
         asked = find_callback(self.trainer, SamplerEvaluation)
         if asked.every_n_validations:  # raise for what can't be done before the run has a folder
             trained = Trained(self.model.model(), self.datamodule)

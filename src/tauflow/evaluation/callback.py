@@ -238,12 +238,13 @@ class SamplerEvaluation(Callback):
         if not logger:
             return
         step = trainer.global_step
+        root = Path(logger.log_dir)
         tensorboard.write_figures(logger.experiment, results, task, step)
         for row, cells in tensorboard.rows_of(results).items():
             if row not in self._writers:  # TensorBoard drops what a killed run wrote after its checkpoint
-                self._writers[row] = SummaryWriter(str(self._root / row), purge_step=step)
+                self._writers[row] = SummaryWriter(str(root / row), purge_step=step)
             tensorboard.write_cells(self._writers[row], cells, results, task, step)
-            tensorboard.replace_curves(self._root / row, cells, results)
+            tensorboard.replace_curves(root / row, cells, results)
             self._writers[row].flush()
 
 
