@@ -16,7 +16,8 @@ from tauflow.denoise import DROPPED
 from tauflow.errors import SettingsError
 from tauflow.networks.network import ConditionFeatures, Network, NetworkConfig, TimeFeatures
 
-NEWER = ("condition", "rotary_base", "output_scale", "places")  # settings that earlier versions did not have
+NEWER = {"condition": "added", "rotary_base": 10_000.0, "output_scale": 0.0, "places": False}
+"""Settings that earlier versions didn't have, with what they did."""
 ConditionName = Literal["added", "tokens"]
 MAX_SIZES = {"width": 2**16, "blocks": 256, "heads": 1024, "mlp_ratio": 64, "time_width": 2**16}
 """Sizes beyond any network that has been trained: larger ones are mistakes."""
@@ -42,9 +43,10 @@ class TransformerConfig(NetworkConfig):
             told apart from other combinations of the same parts.
         rotary_base: the longest wavelength of the rotary positions, over 2 pi; a small one suits a small
             grid.
-        places: add a learned vector of its place to every state, on a grid one for its row and one for its
-            column. Rotary positions say how far tokens are apart, not where on the canvas they stand; a
-            sequence then has one length only.
+        places: add a learned vector of its position to every state, on a grid one for its row and one for its
+            column. Rotary positions only tell how far apart tokens are: without learned ones, all positions
+            of an all-masked input look the same. With them, a sequence has one length only. By default
+            `DFMModule` adds them if the facts of the data are `positional`.
     """
 
     takes_condition: ClassVar[bool] = True
@@ -58,7 +60,7 @@ class TransformerConfig(NetworkConfig):
     condition: ConditionName = "added"
     rotary_base: float = 10_000.0
     output_scale: float = 0.0
-    places: bool = False
+    places: bool | None = None
 
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in MAX_SIZES}
@@ -75,8 +77,12 @@ class TransformerConfig(NetworkConfig):
     @property
     def init_args(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: what is newer only where it is used, as in earlier versions."""
-        found = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
-        return {name: value for name, (value, usual) in found.items() if name not in NEWER or value != usual}
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {
+            name: value
+            for name, value in found.items()
+            if name not in NEWER or value not in (NEWER[name], None)
+        }
 
     def build(
         self, shape: tuple[int, ...], num_states: int, num_tokens: int, conditions: tuple[int, ...] = ()

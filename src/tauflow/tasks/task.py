@@ -45,6 +45,8 @@ class DataFacts:
         unigrams: returns the distribution (V,) of the data tokens, which the marginal source starts from.
         channels: how the last axis of the shape is revealed, where it holds channels: together or apart.
         codebook: returns the vectors (V, E) of the data tokens, which the metric source moves through.
+        positional: whether the position of a token matters because samples start somewhere. A Transformer
+            then learns a vector per position, unless its config decides.
     """
 
     num_tokens: int
@@ -53,6 +55,7 @@ class DataFacts:
     unigrams: Callable[[], Tensor] | None = field(default=None, compare=False, repr=False)
     channels: ChannelsName | None = field(default=None, compare=False)
     codebook: Callable[[], Tensor] | None = field(default=None, compare=False, repr=False)
+    positional: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         # numpy's numbers are numbers too
@@ -150,6 +153,7 @@ class Task(ABC):
     shape: tuple[int, ...]  # of one sample
     conditions: tuple[int, ...] = ()  # number of values of each column of a condition
     channels: ChannelsName | None = None  # how the last axis is revealed, where it holds channels
+    positional: bool = True  # whether samples start somewhere; false for pieces of something longer
     primary_metric: str  # comes first in tables; plots and the HParams tab show it
     batch_size: int = 32
     epoch_items: int = 4096
@@ -190,7 +194,13 @@ class Task(ABC):
     def facts(self) -> DataFacts:
         """Return what a model must know about the data."""
         return DataFacts(
-            self.num_tokens, self.shape, self.conditions, self.unigrams, self.channels, self.codebook
+            self.num_tokens,
+            self.shape,
+            self.conditions,
+            self.unigrams,
+            self.channels,
+            self.codebook,
+            self.positional,
         )
 
     # Data

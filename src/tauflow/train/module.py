@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -273,6 +273,8 @@ class DFMModule(LightningModule):
                 "p(x_1 | x_t) that the bound and the samplers need. Use loss_on=all unless that is what you "
                 "study."
             )
+        if isinstance(network, TransformerConfig) and network.places is None:
+            network = replace(network, places=facts.positional)
         self.network_config = network
         self.network: Network = network_from(
             network, facts.shape, self.process.num_states, facts.num_tokens, facts.conditions

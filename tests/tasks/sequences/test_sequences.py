@@ -13,7 +13,8 @@ from conftest import ROOT, train_here
 
 import tauflow
 from tauflow.errors import CheckpointError, SettingsError
-from tauflow.evaluation.results import REAL, Results
+from tauflow.evaluation.evaluate import scales
+from tauflow.evaluation.results import REAL, Results, Scale
 from tauflow.tasks import Sequences
 from tauflow.tasks.sequences.metrics import BrokenPadding, LengthTotalVariation, MeanLength, Unique
 from tauflow.tasks.sequences.sources import StringFiles, hash_string
@@ -280,6 +281,24 @@ def test_metrics_of_samples():
     assert float(unique.compute()[0]) == 3 / 4
 
 
+def test_pattern_is_the_share_of_whole_matches(strings, tmp_path):
+    task = made(strings, tmp_path, pattern="a+b|c{2}")
+    metrics = task.sample_metrics()
+    texts = ["aab", "cc", "ab", "xab", "abb", "ccc", "", "b"]  # x isn't a token, so it's a mask
+    rows = [
+        [task.num_tokens if letter == "x" else " abcdef".index(letter) for letter in text] for text in texts
+    ]
+    for row in rows:
+        metrics.update(torch.tensor([row + [0] * (8 - len(row))]))
+    assert float(metrics.compute()["pattern"][0]) == 3 / 8
+    assert task.primary_metric == "pattern"
+    assert next(iter(scales(task).items())) == ("pattern", Scale(higher_is_better=True, logarithmic=False))
+    assert "pattern" not in made(strings, tmp_path).sample_metrics()
+    assert "pattern" in Sequences.may_change, "a run may be resumed with another one"
+    with pytest.raises(SettingsError, match=r"--data\.pattern must be a regular expression, got '\(a'"):
+        made(tmp_path / "not read yet", tmp_path, pattern="(a")
+
+
 def test_statistics_know_the_training_strings(strings, tmp_path):
     task = made(strings, tmp_path)
     found = task.statistics
@@ -415,6 +434,27 @@ def test_samples_of_a_run_have_the_length_and_the_parts_that_were_asked_for(runs
     code, _ = call("--ckpt", checkpoint, *samplers, "--length", 8, "--out", "longest")
     assert code == 0
     assert {len(text) for text in shown(tmp_path / "longest", task)} == {8}
+
+
+def test_the_default_network_knows_positions(tmp_path, call):
+    """Strings that have letters and digits at fixed positions: with all masked, posteriors differ."""
+    generator = np.random.default_rng(0)
+    draws = zip(generator.choice([*"ab"], 99), generator.integers(100, size=99), strict=True)
+    (tmp_path / "strings.txt").write_text("\n".join({f"{letter}-{number:02d}" for letter, number in draws}))
+    options = ["--data.files=strings.txt", "--data.pattern=[ab]-\\d\\d", "--evaluation.nfes=[2, 4]"]
+    printed = train_here(*TINY, *options, f"--trainer.default_root_dir={tmp_path}", cwd=tmp_path)
+    tables = [line for line in printed.splitlines() if "by NFE" in line]
+    assert tables[0].startswith("pattern by NFE, higher is better")
+    trained = tauflow.load(tmp_path / "version_0" / "last.ckpt")
+    network = trained.model.denoiser.network
+    masks = torch.full((1, 4), trained.task.num_tokens)
+    probs = network(masks, torch.zeros(1)).softmax(-1)[0]  # (D, V)
+    assert torch.pdist(probs).min() > 1e-4
+
+    assert trained.task.pattern is None, "a regular expression from a file never runs"
+    code, printed = call("--ckpt", "version_0/last.ckpt", "--nfe", 4, "--data", "pattern=.*")
+    assert code == 0
+    assert "pattern 1.000" in printed
 
 
 def test_a_run_is_resumed_on_its_own_strings_only(strings, tmp_path):

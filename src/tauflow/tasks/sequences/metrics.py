@@ -6,6 +6,7 @@ of the vocabulary, C columns of labels.
 
 import hashlib
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +57,22 @@ class BrokenPadding(SampleMean):
 
     def of(self, tokens: Tensor) -> Tensor:
         return (tokens != 0).sum(1) > lengths_of(tokens)
+
+
+class Matching(SampleMean):
+    """Share of the samples that a regular expression matches as a whole."""
+
+    higher_is_better = True
+    logarithmic = False
+
+    def __init__(self, texts: Texts, pattern: str, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.texts = texts
+        self.pattern = re.compile(pattern)
+
+    def of(self, tokens: Tensor) -> Tensor:
+        found = [self.pattern.fullmatch(text) is not None for text in self.texts(tokens)]
+        return torch.tensor(found, device=tokens.device)
 
 
 class Novel(SampleMean):

@@ -21,6 +21,7 @@ from tauflow.tasks.metrics import UnigramTotalVariation
 from tauflow.tasks.sequences.metrics import (
     BrokenPadding,
     LengthTotalVariation,
+    Matching,
     MeanLength,
     Novel,
     SequenceStatistics,
@@ -38,7 +39,7 @@ from tauflow.tasks.sequences.sources import (
     cached_labels,
     cached_table,
 )
-from tauflow.tasks.sequences.tokens import Tokens, find_fault, find_pattern
+from tauflow.tasks.sequences.tokens import Tokens, check_regex, find_fault, find_pattern
 from tauflow.tasks.task import (
     UNIGRAM_ITEMS,
     InMemory,
@@ -80,6 +81,7 @@ class Sequences(TextTask):
         epoch_items: training items called an epoch; the next epoch continues in the order.
         val_share: share of the strings that are for validation, chosen by their text.
         val_items: strings of the validation set, at most.
+        pattern: regular expression for the metric `pattern`: the share of samples that it matches as a whole.
         cache: folder for tokenized strings.
         seed: of the split and the order.
         num_workers: loader processes per device.
@@ -87,9 +89,10 @@ class Sequences(TextTask):
     """
 
     local: ClassVar[tuple[str, ...]] = (
-        *("files", "val_files", "column", "hub", "hub_config", "hub_split", "hub_column", "tokens", "cache"),
+        *("files", "val_files", "column", "hub", "hub_config", "hub_split", "hub_column"),
+        *("tokens", "pattern", "cache"),
     )
-    may_change = (*TextTask.may_change, "files", "val_files", "cache")  # files may have moved
+    may_change = (*TextTask.may_change, "files", "val_files", "pattern", "cache")  # files may have moved
 
     files: str | None = None
     val_files: str | None = None
@@ -110,16 +113,19 @@ class Sequences(TextTask):
     num_workers: int = 0
     token_names: list[str] | None = None
     merges: int | None = None
+    pattern: str | None = None
 
     def __post_init__(self) -> None:
         if self.files and self.hub:
             raise SettingsError("Give --data.files or --data.hub, not both.")
-        self.pattern: str | None = find_pattern(self.tokens)
+        if self.pattern is not None:
+            check_regex(self.pattern, "--data.pattern must be a regular expression")
+        self.token_pattern: str | None = find_pattern(self.tokens)
         if self.token_names is None:
             self.token_names = list(self._table.names)
         if self.length is None:
             self.length = self._table.length
-        self.vocabulary = Tokens(tuple(self.token_names), self.pattern)
+        self.vocabulary = Tokens(tuple(self.token_names), self.token_pattern)
         self.num_tokens = len(self.token_names)
         self.shape = (self.length,)
 
@@ -132,7 +138,7 @@ class Sequences(TextTask):
             raise CheckpointError("the checkpoint has no vocabulary: its data.token_names aren't tokens")
         task = super().rebuilt(init_args, data)
         if "tokens" not in data:  # the vocabulary is enough: no pattern from a file ever runs
-            task.pattern = None
+            task.token_pattern = None
             task.vocabulary = Tokens(task.vocabulary.names, None)
         return task
 
@@ -154,7 +160,15 @@ class Sequences(TextTask):
     @cached_property
     def _table(self) -> SequenceTable:
         names = None if self.token_names is None else tuple(self.token_names)
-        rules = Rules(self.pattern, self.length, self.too_long, self.val_share, self.seed, names, self.merges)
+        rules = Rules(
+            self.token_pattern,
+            self.length,
+            self.too_long,
+            self.val_share,
+            self.seed,
+            names,
+            self.merges,
+        )
         found = cached_table(Path(self.cache), self.source, self.val_source, rules, progress=True)
         if found.skipped:
             total = found.skipped + len(found.train) + len(found.val)
@@ -272,10 +286,14 @@ class Sequences(TextTask):
 
     @property
     def primary_metric(self) -> str:  # type: ignore[override]  # depends on what there is
+        if self.pattern is not None:
+            return "pattern"
         return "broken_padding" if self.alone else "unigram_tv"
 
     def sample_metrics(self) -> MetricCollection:
         metrics: dict[str, Metric | MetricCollection] = {}
+        if self.pattern is not None:
+            metrics["pattern"] = Matching(self.texts, self.pattern)
         if not self.alone:
             metrics["unigram_tv"] = UnigramTotalVariation(torch.from_numpy(self.statistics.unigrams))
             metrics["length_tv"] = LengthTotalVariation(torch.from_numpy(self.statistics.lengths))

@@ -27,14 +27,15 @@ FIRST = 0xF0000  # private characters from here on: each stands for a token
 def find_pattern(rule: str) -> str:
     """Return the regular expression of a rule: that of its name, or itself."""
     pattern = PATTERNS.get(rule, rule)
+    check_regex(pattern, f"--data.tokens must be {', '.join(PATTERNS)}, or a regular expression")
+    return pattern
+
+
+def check_regex(pattern: str, rule: str) -> None:
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise SettingsError(
-            f"--data.tokens must be {', '.join(PATTERNS)}, or a regular expression, got {rule!r} "
-            f"({first_line(error)})."
-        ) from None
-    return pattern
+        raise SettingsError(f"{rule}, got {pattern!r} ({first_line(error)}).") from None
 
 
 def find_fault(names: Sequence[str]) -> str:

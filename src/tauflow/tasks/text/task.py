@@ -90,6 +90,8 @@ class Text(TextTask):
         *TextTask.may_change,
     )
 
+    positional = False  # a block starts anywhere in the text
+
     files: str | None = None
     document: DocumentName = "block"
     hub: str | None = None
