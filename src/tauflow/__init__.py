@@ -6,6 +6,7 @@ The names people use most:
     sample                  draw samples with a budget of network evaluations
     evaluate                compare samplers and budgets by the task's metrics or your own
     generate                continue a text
+    export, push            share a model: as a folder, and on the Hugging Face Hub
     nll                     likelihood of data under a few-step sampler
     Model                   any network that maps (x, t) to logits, ready to sample
     Mixture, Masked         the path from noise to data, and its source
@@ -72,7 +73,7 @@ if TYPE_CHECKING:
     )
     from tauflow.samplers.learned import learn_counts, learn_influence, learn_order
     from tauflow.tasks import Countdown, Task
-    from tauflow.train import DFMModule, Trained, export, load
+    from tauflow.train import DFMModule, Trained, export, load, push
 
 try:
     __version__ = version("tauflow")
@@ -98,7 +99,7 @@ _MODULES = {
     ),
     "tauflow.samplers.learned": ("learn_counts", "learn_influence", "learn_order"),
     "tauflow.tasks": ("Countdown", "Task"),
-    "tauflow.train": ("DFMModule", "Trained", "export", "load"),
+    "tauflow.train": ("DFMModule", "Trained", "export", "load", "push"),
 }
 """Where each public name is: imported when it's first asked for, so that `tauflow --help` needs no torch."""
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
@@ -159,6 +160,7 @@ __all__ = [
     "nll",
     "option",
     "pretrained",
+    "push",
     "sample",
     "sampler_from",
     "schedule_from",

@@ -2,6 +2,7 @@
 
 import glob
 import hashlib
+import json
 import os
 import secrets
 import tempfile
@@ -9,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -63,6 +64,11 @@ def digest(path: str | Path) -> str:
     """Return the SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_json(content: Any) -> str:
+    """Return the SHA-256 of plain data as JSON."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def write(path: str | Path, content: str | bytes) -> None:

@@ -25,6 +25,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tauflow.errors import CheckpointError, TauflowError, first_line, join_names, shorten
@@ -86,6 +88,17 @@ def read_json(path: Path, max_bytes: int = MAX_JSON) -> dict[str, Any]:
     return found
 
 
+def read_text(path: Path) -> str:
+    """Read a text file, such as a tokenizer."""
+    check_regular(path)
+    if path.stat().st_size > MAX_TEXT:
+        raise CheckpointError(f"{path} must have at most {MAX_TEXT} bytes. Download it again.")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} can't be read: {first_line(error)}. Download it again.") from None
+
+
 def check_plain(data: Any, max_items: int, path: Path, types: tuple[type, ...] = (*VALUES, Tensor)) -> None:
     """Raise unless data has plain types, isn't nested deeply, and has few items when it's written out."""
     left = [(data, 0)]
@@ -142,6 +155,17 @@ def read_tensors(path: Path, *, released: bool = False, stand_ins: Mapping[str, 
     if not stand_ins:
         check_plain(data, sum(map(len, pickles)), path)
     return data
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a safetensors file, whose sizes are those of its numbers."""
+    check_regular(path)
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is damaged ({first_line(error)}). Export or download it again."
+        ) from None
 
 
 def _zip_pickle(file: BinaryIO) -> bytes:

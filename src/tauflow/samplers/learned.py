@@ -9,7 +9,6 @@ All of it is for masked sources. Shapes: B sequences, D coordinates, V data toke
 
 import base64
 import dataclasses
-import hashlib
 import json
 import math
 import warnings
@@ -24,7 +23,7 @@ from torch import Tensor
 from tauflow.denoise import Denoiser, LearnedCounts, Model
 from tauflow.denoise.model import check_counts
 from tauflow.errors import CheckpointError, SamplingError
-from tauflow.files import digest, write
+from tauflow.files import digest, digest_json, write
 from tauflow.samplers.geometry import is_grid
 from tauflow.samplers.random import chunks
 from tauflow.samplers.reveal import OrderName, drawn_keys, drawn_times, needs_masks, order_of_counts
@@ -43,13 +42,9 @@ FAULTS = (ValueError, TypeError, KeyError, OverflowError, SamplingError, Checkpo
 
 def _save(path: Path, checkpoint: str | Path, content: dict[str, Any]) -> Path:
     """Write what was learned from a checkpoint, with both digests."""
-    digests = {"checkpoint": digest(checkpoint), "sha256": _digest_of_content(content)}
+    digests = {"checkpoint": digest(checkpoint), "sha256": digest_json(content)}
     write(path, json.dumps(digests | content) + "\n")
     return path
-
-
-def _digest_of_content(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _read(
@@ -67,7 +62,7 @@ def _read(
             fault = f"was learned from other weights than {checkpoint} has now"
         elif saved.pop("sha256", None) not in (
             None,
-            _digest_of_content(saved),
+            digest_json(saved),
         ):  # 0.2 wrote none
             fault = "is damaged: its sha256 is wrong"
         else:

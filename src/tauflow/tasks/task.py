@@ -165,6 +165,8 @@ class Task(ABC):
     local: ClassVar[tuple[str, ...]] = ()
     """Settings that say where things are, on this machine or a network. A checkpoint keeps them as facts; a
     task rebuilt from one gets them from the user only."""
+    shared_files: ClassVar[tuple[str, ...]] = ()
+    """Files that `begin_run` writes next to the checkpoints, and that `tauflow.export` copies."""
     may_change: ClassVar[tuple[str, ...]] = ("num_workers", "val_items")
     """Settings that may differ in a resumed run; all others must stay."""
     alone: str = ""  # why there is no real data to compare with, for a checkpoint that came without it

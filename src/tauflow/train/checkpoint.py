@@ -21,7 +21,7 @@ from torch import Tensor
 from tauflow import networks, tasks
 from tauflow.denoise import Model
 from tauflow.errors import CheckpointError, SettingsError, first_line, join_names, program, shorten
-from tauflow.files import atomic
+from tauflow.files import atomic, digest, digest_json
 from tauflow.networks import NetworkConfig, TransformerConfig
 from tauflow.networks.network import weights_of
 from tauflow.process import (
@@ -43,13 +43,16 @@ from tauflow.untrusted import (
     VALUES,
     arguments_of,
     check_plain,
+    check_regular,
     check_storage,
     check_types,
     check_weights,
     class_of,
     path_of,
     read_json,
+    read_safetensors,
     read_tensors,
+    read_text,
 )
 
 MOVED = {
@@ -75,8 +78,11 @@ CLASS_KEYS = ("class_path", "_class_path", "_instantiator", "_target_")
 HARMLESS = {"lightning.pytorch.cli.instantiate_module"}  # LightningCLI's `_instantiator`; never called here
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-FILES = (CONFIG, WEIGHTS)
-"""Files of an exported folder."""
+TOKENIZER = "tokenizer.json"
+PREFIX = "ema.network."  # of the averaged weights in a checkpoint
+LEARNED = ("model.order.json", "model.counts.json", "model.influence.json")
+FILES = (CONFIG, WEIGHTS, TOKENIZER, *LEARNED, "statistics.npz")
+"""Files of an exported folder that are read; no other name in it is looked at."""
 HUB_NAME = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
 OPTIMIZER = ("learning_rate", "warmup_steps", "weight_decay", "betas", "ema_decay")
 """Settings of the optimizer, which were settings of the model in format 1."""
@@ -139,13 +145,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes next to the target and renames: a killed run leaves the old file or the new one, never half."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        _save(checkpoint, path)
+        save(checkpoint, path)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
         return read(path)
 
 
-def _save(checkpoint: dict[str, Any], path: str | Path) -> None:
+def save(checkpoint: dict[str, Any], path: str | Path) -> None:
+    """Write a checkpoint file atomically."""
     with atomic(path) as file:
         try:
             torch.save(checkpoint, file)
@@ -234,7 +241,7 @@ def _download(name: str, revision: str | None) -> Path:
     except errors.RevisionNotFoundError:
         reason = f"it has no revision {revision}. Choose a branch, a tag, or a commit of it."
     except Exception as error:  # the library raises many kinds
-        reason = f"{first_line(error)}. Check the network, or pass a folder."
+        reason = f"{first_line(error).rstrip('.')}. Check the network, or pass a folder."
     else:
         if not (folder / CONFIG).is_file() or is_pretrained(folder):
             raise CheckpointError(
@@ -255,7 +262,7 @@ def read(path: str | Path) -> dict[str, Any]:
     It's plain data: nothing in it is imported or called.
     """
     path = Path(path)
-    checkpoint = read_tensors(path)
+    checkpoint = read_exported(path) if path.suffix == ".safetensors" else read_tensors(path)
     entry = checkpoint.get(KEY) if isinstance(checkpoint, dict) else None
     if not isinstance(entry, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise CheckpointError(
@@ -289,35 +296,29 @@ def read(path: str | Path) -> dict[str, Any]:
     return checkpoint
 
 
-def export(path: str | Path, target: str | Path, *, half: bool = False) -> None:
-    """Write the part of a checkpoint that sampling needs: the averaged weights, the model, and the task.
-
-    Use it to share a model, or to keep one for good. The file has about a quarter of the size of the
-    checkpoint. You can't resume training from it.
-
-    Args:
-        path: the checkpoint.
-        target: the file to write.
-        half: round the weights to 16 bits, which halves the file. `tauflow.load` gives float32 again.
-
-    Examples:
-        >>> tauflow.export("runs/countdown/best.ckpt", "countdown.ckpt")  # doctest: +SKIP
-        >>> trained = tauflow.load("countdown.ckpt")  # doctest: +SKIP
-    """
-    path = find_checkpoint(path)
-    checkpoint = read(path)
-    weights = {
-        name: value.half() if half and value.dtype == torch.float32 else value.clone()
-        for name, value in checkpoint["state_dict"].items()
-        if name.startswith("ema.")
-    }
-    large = [name for name, value in weights.items() if half and not value.isfinite().all()]
-    if large:
-        raise CheckpointError(
-            f"{join_names(large)} of {path} has numbers beyond 65504, which 16 bits do not hold. Export it "
-            "without half."
-        )
-    _save({"state_dict": weights, "global_step": checkpoint["global_step"], KEY: checkpoint[KEY]}, target)
+def read_exported(path: Path) -> dict[str, Any]:
+    """Return what the folder of exported weights describes, in the form of a checkpoint."""
+    config_path = path.with_name(CONFIG)
+    config = read_json(config_path)
+    task = config.get("task")
+    ours = config.pop("library_name", None) == KEY and isinstance(config.get("files"), dict)
+    if not ours or path.name != WEIGHTS:
+        raise CheckpointError(f"{path} was not written by tauflow.export. Pass a folder that it wrote.")
+    if config.pop("sha256", None) != digest_json(config):
+        raise CheckpointError(f"{config_path} is damaged: its sha256 is wrong. Export or download it again.")
+    for name, wanted in config.pop("files").items():
+        if name not in (WEIGHTS, TOKENIZER):
+            raise CheckpointError(f"{config_path} lists a file that isn't one of a model: {shorten(name)}.")
+        check_regular(path.with_name(name))
+        if digest(path.with_name(name)) != wanted:
+            raise CheckpointError(
+                f"{path.with_name(name)} is damaged or belongs to another {CONFIG}: its sha256 is wrong. "
+                "Export or download the folder again."
+            )
+        if name == TOKENIZER and isinstance(task, dict) and isinstance(task.get("init_args"), dict):
+            task["init_args"]["tokenizer_json"] = read_text(path.with_name(name))
+    weights = {f"{PREFIX}{name}": weight for name, weight in read_safetensors(path).items()}
+    return {"state_dict": weights, "global_step": config.pop("step", None), KEY: config}
 
 
 # Trained models

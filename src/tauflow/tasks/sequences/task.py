@@ -88,6 +88,7 @@ class Sequences(TextTask):
         token_names: the vocabulary itself, as a checkpoint keeps it; by default that of the strings.
     """
 
+    shared_files = (STATISTICS,)
     local: ClassVar[tuple[str, ...]] = (
         *("files", "val_files", "column", "hub", "hub_config", "hub_split", "hub_column"),
         *("tokens", "pattern", "cache"),

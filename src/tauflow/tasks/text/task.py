@@ -80,6 +80,7 @@ class Text(TextTask):
         tokenizer_json: the tokenizer itself, as a checkpoint keeps it; overrides `tokenizer`.
     """
 
+    shared_files = (STATISTICS,)
     local: ClassVar[tuple[str, ...]] = (
         *("files", "built_in", "hub", "hub_config", "hub_split", "hub_column", "streaming"),
         *("judges", "cache"),
