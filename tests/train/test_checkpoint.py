@@ -110,7 +110,7 @@ def test_bad_files(trained, tmp_path):
     whole = (trained / "last.ckpt").read_bytes()
     with pytest.raises(CheckpointError, match=r"not found: .*nothing\.ckpt.*The folder has .*best\.ckpt"):
         tauflow.load(trained / "nothing.ckpt")
-    with pytest.raises(CheckpointError, match=r"Train a model first with \"python train\.py\""):
+    with pytest.raises(CheckpointError, match="Train a model first with"):
         tauflow.load(tmp_path / "nothing.ckpt")
     for size in (0, 10, len(whole) // 2, len(whole) - 1):
         (tmp_path / "cut.ckpt").write_bytes(whole[:size])

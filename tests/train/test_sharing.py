@@ -10,6 +10,7 @@ from conftest import sample_here
 from hub import GATED, serve_hub
 
 import tauflow
+from tauflow.cli.commands import main
 from tauflow.errors import CheckpointError, SettingsError, TauflowError
 from tauflow.files import digest, digest_json
 from tauflow.networks import TransformerConfig
@@ -317,3 +318,17 @@ def test_a_single_file_is_still_written(trained, tmp_path):
     path = tauflow.export(trained, tmp_path / "small.ckpt")
     assert_same_weights(tauflow.load(trained), tauflow.load(path))
     assert read(path).keys() == {"state_dict", "global_step", KEY}
+
+
+def test_commands_export_and_push(trained, tmp_path, monkeypatch, capsys, hub):
+    def run(*words: object) -> str:
+        monkeypatch.setattr("sys.argv", ["tauflow", *map(str, words)])
+        main()
+        return capsys.readouterr().out
+
+    assert "model.safetensors" in run("export", trained, tmp_path / "model", "--license", "mit")
+    assert "license: mit" in (tmp_path / "model" / "README.md").read_text()
+    assert run("push", tmp_path / "model", "me/model", "--private") == f"{hub.address}/me/model\n"
+    assert hub.private == {"me/model"}
+    with pytest.raises(SystemExit, match="error: Checkpoint not found: nowhere"):
+        run("export", "nowhere", tmp_path / "other")

@@ -14,6 +14,8 @@ from tauflow.cli.messages import suggest
 ABOUT = {
     "train": "train a model from a configuration and flags",
     "sample": "sample from a checkpoint or a pretrained model, and measure the samples",
+    "export": "write a model to a folder that you can share",
+    "push": "upload an exported folder to the Hugging Face Hub",
     "configs": "list the configurations that -c takes by name",
 }
 
@@ -51,6 +53,10 @@ def find_command(command: str) -> Callable[[list[str]], None]:
         from tauflow.cli.sample import sample
 
         return sample
+    if command in ("export", "push"):
+        from tauflow.cli import share
+
+        return share.export_command if command == "export" else share.push_command
     return list_configs
 
 
