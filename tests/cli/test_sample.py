@@ -24,7 +24,10 @@ from tauflow.tasks import Scenes
 from tauflow.tasks.data import TaskData
 from tauflow.train import DFMModule
 
-FILES = [".lock", "quality_vs_nfe.png", "results.csv", "results.json", "results.md", "samples.txt"]
+FILES = [
+    *(".lock", "quality_vs_nfe.png", "results.csv", "results.json", "results.md"),
+    *("samples", "samples.jsonl", "samples.txt"),
+]
 SHIPPED = ROOT / "checkpoints" / "shipped" / "countdown_masked.ckpt"
 
 
@@ -73,10 +76,10 @@ def test_no_arguments_take_the_best_of_the_newest_run(trained, tmp_path):
     result = run(cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "checkpoints/countdown/version_1/best.ckpt" in result.stdout
-    assert "spaced_even, NFE 32: error_rate" in result.stdout
+    assert "\nspaced_even, NFE 32\n" in result.stdout
     assert result.stdout.count("┏") == 1, "one table, with the metrics as columns"
     assert "error_rate ↓" in result.stdout
-    shown = result.stdout.split("samples\n\n")[1].split("\n\n")
+    shown = result.stdout.split("NFE 32\n\n")[1].split("\n\n")
     assert len(shown[0].split()) == 16
 
 
@@ -159,6 +162,7 @@ def test_an_interrupted_grid_resumes_where_it_stopped(trained, tmp_path):
     result = run(*args, "--out", out)
     assert result.returncode == 0, result.stderr
     assert f"{len(finished)} of 12 cells are there already" in result.stdout
+    assert (out / "samples.jsonl").read_text().count("\n") == 12 * 60, "those before the stop, too"
     found = cells(out)
     assert len(found) == 12
     loaded = tauflow.load(trained / "best.ckpt")
@@ -194,6 +198,9 @@ def test_two_devices_draw_the_same_samples(trained, tmp_path):
         result = run(*args, "--devices", devices, "--out", tmp_path / str(devices))
         assert result.returncode == 0, result.stderr
         assert result.stdout.count("written to") == 1
+    lines = [(tmp_path / devices / "samples.jsonl").read_text() for devices in ("1", "2")]
+    assert lines[0].count("\n") == 14
+    assert lines[0] == lines[1]
     one, two = cells(tmp_path / "1"), cells(tmp_path / "2")
     assert list(one) == list(two)
     for key, left in one.items():
@@ -211,7 +218,7 @@ def test_prompt_temperature_guidance_and_precision(call, trained, tmp_path):
     code, printed = call("--ckpt", best, "--nfe", 4, "--num_samples", 3, *prompt)
     assert code == 0
     samples, warmer = (
-        text.split("over 3 samples\n\n")[1].split("\n\n")[:3]
+        text.split("NFE 4\n\n")[1].split("\n\n")[:3]
         for text in (printed, call("--ckpt", best, "--nfe", 4, "--num_samples", 3, *prompt[:-2])[1])
     )
     assert samples != warmer

@@ -542,10 +542,6 @@ def test_a_trained_model_is_sampled_as_its_model():
         SamplingError, match=r"model must be a tauflow\.Model, got int\. Pass what tauflow\.load"
     ):
         tauflow.sample(3)
-    with pytest.raises(
-        SamplingError, match=r"must be a tauflow\.Trained, got Model\. .*Trained\(model, task\)"
-    ):
-        tauflow.evaluate(trained.model)
 
 
 def test_a_model_is_measured_with_a_function():
@@ -564,6 +560,20 @@ def test_a_model_is_measured_with_a_function():
     assert again.to_frame().nfe.tolist() == [2] * len(again.records), "no real data"
     with pytest.raises(SamplingError, match=r"one number per sample, shape \(4,\), got shape \(4, \d+\)"):
         tauflow.evaluate(model, "euler", 2, 6, metric=lambda tokens: tokens, batch_size=4)
+
+
+def test_a_model_is_measured_by_a_task():
+    def numbers(results):
+        return [each for each in results.records if each.metric == "error_rate"]
+
+    trained = exact()
+    alone = tauflow.evaluate(trained.model, "euler", [2], 6, task=trained.task, batch_size=4)
+    loaded = tauflow.evaluate(trained, "euler", [2], 6, batch_size=4)
+    assert numbers(alone) == numbers(loaded)
+    with pytest.raises(SamplingError, match=r"Pass task=, such as tauflow.Countdown\(\), or metric="):
+        tauflow.evaluate(trained.model)
+    with pytest.raises(SamplingError, match="task or a metric, got both"):
+        tauflow.evaluate(trained.model, task=trained.task, metric=lambda tokens: tokens[:, 0])
 
 
 def test_a_plain_torchmetrics_metric_has_no_standard_error():

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from tauflow.train import Trained
 
 ROOT = Path(__file__).parents[3]  # of the repository
+BARELY_TRAINED = 200  # steps
+SHIPPED_OF = {"Countdown": "countdown", "Images": "fashion", "Molecules": "molecules", "Scenes": "scenes"}
+"""The shipped model of a task."""
 IMAGES = Path("samples")  # folder of images without --out
 TRIES = 100  # to read a checkpoint that a run replaces all the time
 REPLACED = "{} was replaced each time it was read. Copy it and sample from the copy."
@@ -136,13 +139,13 @@ class SampleSettings:
     chat: bool = flag("--prompt is a message that the model answers", default=False)
 
     out: Path | None = flag(
-        "write tables, a plot, and samples there; the same command resumes an unfinished folder. Without it "
-        "only images are written, to the folder samples",
+        "write tables, a plot, and all samples there; the same command resumes an unfinished folder. Without "
+        "it only images are written, to the folder samples",
         "DIR",
         short="-o",
     )
     show: int | None = flag(
-        "samples to print for a single cell, or to save per cell, at most a batch (default 4; 40 for images)",
+        "samples to print for a single cell, or in samples.txt for each (default 4; 40 for images)",
         "N",
     )
     tensorboard: bool = flag("also write the results next to the run, for TensorBoard", default=False)
@@ -687,7 +690,8 @@ def run(settings: SampleSettings, command: str) -> bool:
             results.commands.append(command)
         if fabric.is_global_zero:
             announce(job, results, settings)
-        options = GridOptions(settings.out, progress=not settings.no_progress, keep_going=True)
+        progress = not settings.no_progress
+        options = GridOptions(settings.out, progress, keep_going=True, samples=bool(settings.out))
         with fabric.autocast():
             results = job.grid.run(results, options)
         if fabric.is_global_zero:
@@ -750,12 +754,14 @@ def tensorboard_folder(settings: SampleSettings, path: Path) -> Path:
 
 def announce(job: SampleJob, results: "Results", settings: SampleSettings) -> None:
     """Print the model, and how much of the grid is there already."""
-    task = job.grid.task
+    task, step = job.grid.task, job.trained.step
     facts = f"{type(task).__name__}, {job.trained.model.process.name} source"
     if settings.pretrained:
         print(f"pretrained  {job.path}  ({facts})", flush=True)
     else:
-        print(f"checkpoint  {job.path}  (step {job.trained.step}, {facts})", flush=True)
+        print(f"checkpoint  {job.path}  (step {step}, {facts})", flush=True)
+        if step < BARELY_TRAINED:
+            print(f"note        {describe_barely_trained(step, task)}", flush=True)
     if task.guidance is not None and not settings.guidance:
         print(f"guidance    none; --guidance {task.guidance:g} is recommended for this model", flush=True)
     cells = job.grid.cells()
@@ -764,16 +770,30 @@ def announce(job: SampleJob, results: "Results", settings: SampleSettings) -> No
         print(f"resuming    {done} of {len(cells)} cells are there already", flush=True)
 
 
+def describe_barely_trained(step: int, task: "Task") -> str:
+    """Return that a model is barely trained, and how to sample a shipped one of its task."""
+    from tauflow.train.checkpoint import SHIPPED, WHERE_SHIPPED
+
+    name = SHIPPED_OF.get(type(task).__name__)
+    said = f"trained for {step} steps only, so its samples are close to noise."
+    if name is None:
+        return said
+    how = f"Sample a trained one with `{program('sample')} --task {name}`."
+    return f"{said} {how if SHIPPED.is_dir() else WHERE_SHIPPED}"
+
+
 def show_results(settings: SampleSettings, results: "Results", grid: "SamplerGrid") -> None:
     """Print samples and tables, and write the files of the results."""
     from tauflow.evaluation.figures import sample_files, save_report, shows_more_than_text
     from tauflow.evaluation.images import print_samples
     from tauflow.evaluation.results import replace_samples
+    from tauflow.evaluation.samples import write_lines
     from tauflow.evaluation.tables import print_results
 
     known = grid.sampling.prompt
     if settings.out:
-        names = save_report(results, settings.out, grid.task, known)
+        kept = write_lines(settings.out, results, grid.task)
+        names = [*save_report(results, settings.out, grid.task, known), *kept]
     else:
         contents = sample_files(results, grid.task, known)
         names = list(contents)
@@ -782,7 +802,7 @@ def show_results(settings: SampleSettings, results: "Results", grid: "SamplerGri
     cells = [cell for cell in results.cells if cell.shown]
     if len(cells) == 1 and grid.sampling.show:
         print()
-        print_samples(cells[0], results, grid.task)
+        print_samples(cells[0], grid.task)
     print_results(results)
     if names:
         print(f"written to  {settings.out or IMAGES}  ({', '.join(names)})")

@@ -44,7 +44,7 @@ class SamplerEvaluation(Callback):
         every_n_validations: evaluate at the first validation, then at every n-th, and when training ends;
             0 is never.
         seed: of the samples; the same at every evaluation, so that curves compare.
-        show: samples of each sampler to show, at most batch_size.
+        show: samples of each sampler to show.
         guidance: weights of classifier-free guidance, each its own row; 1 is none.
         max_seconds: per evaluation. Cells that would start later are skipped with a note. None is no limit.
         nll_items: validation items, from the first on, whose likelihood is measured per sampler and budget,

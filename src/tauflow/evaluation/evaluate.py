@@ -24,6 +24,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchmetrics import MetricCollection
@@ -43,6 +44,7 @@ from tauflow.distributed import (
 from tauflow.errors import SamplingError, TauflowError, WriteError
 from tauflow.evaluation.results import (
     REAL,
+    AllSamples,
     Cell,
     Factors,
     Measured,
@@ -51,6 +53,7 @@ from tauflow.evaluation.results import (
     SampleTable,
     Scale,
     Shown,
+    gather_batches,
     join_tables,
     key,
     make_table,
@@ -150,7 +153,7 @@ class Sampling:
         batch_size: samples drawn together. It is the unit that devices share, and part of what makes a
             sample.
         seed: of all samples; every sampler begins from the same x_0.
-        show: how many samples of each cell to keep, from the first batch.
+        show: how many samples of each cell to keep for people, from the first on.
         condition: what all samples are asked to be, (C,); by default the conditions of validation items.
         prompt: what is known: tokens and known (D,) for every sample, or a row for each, (num_samples, D).
         temperature: as `Model.tempered` takes it.
@@ -231,18 +234,24 @@ def measure_cell(
     factors: Factors,
     sampling: Sampling,
     advance: Callable[[], None] = lambda: None,
+    keep: bool = False,
 ) -> Cell:
-    """Sample a cell and measure it; `factors` say the budget (nfe) and perhaps the guidance weight."""
+    """Sample a cell and measure it; `factors` say the budget (nfe) and perhaps the guidance weight.
+
+    With `keep`, the cell has all samples.
+    """
     nfe = int(factors["nfe"])
     home = torch.device("cuda", torch.cuda.current_device()) if backend() == "nccl" else torch.device("cpu")
     metrics = task.sample_metrics().to(home)
     counts = dict.fromkeys(SUMS, 0.0)
-    shown: Shown | None = None
+    kept = sampling.num_samples if keep else min(sampling.show, sampling.num_samples)
+    drawn: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
+    states: list[Tensor] = []  # of the first sample, on the rank that drew it
     tables: dict[int, SampleTable] = {}
+    kind = np.int16 if model.process.num_states <= np.iinfo(np.int16).max else np.int32
     none = partial(torch.zeros, dtype=torch.long, device=home)
 
     def draw() -> None:
-        nonlocal shown
         # a rank without samples takes part in reductions too
         update(metrics, none(0, task.length), none(0, len(task.conditions)) if task.conditions else None)
         for batch in sampling.mine():
@@ -251,18 +260,20 @@ def measure_cell(
             timed = TimedDenoiser(own.denoiser)
             own = dataclasses.replace(own, denoiser=timed)
             begin = now()
-            result, states = _sample(own, sampler, nfe, batch, condition, sampling)
+            result, watched = _sample(own, sampler, nfe, batch, condition, sampling)
             new = count_batch(sampling.size(batch), now() - begin, timed.seconds, result)
             for name in SUMS:
                 counts[name] += new[name]
             update(metrics, result.tokens.to(home), None if condition is None else condition.to(home))
             tables[batch] = make_table(task, result.tokens, condition)
+            if batch * sampling.batch_size < kept:
+                asked = None if condition is None else condition.cpu().numpy().astype(np.int32)
+                drawn[batch] = (result.tokens.cpu().numpy().astype(kind), asked)
             if batch == 0:
                 end = result.tokens[0].cpu()
-                if not torch.equal(states[-1], end):  # something was left to finish
-                    states.append(end)
-                asked = None if condition is None else condition[: sampling.show].tolist()
-                shown = Shown(result.tokens[: sampling.show].tolist(), asked, torch.stack(states))
+                if not torch.equal(watched[-1], end):  # something was left to finish
+                    watched.append(end)
+                states.extend(watched)
             advance()
 
     run_on_all_ranks(draw)
@@ -274,7 +285,24 @@ def measure_cell(
     if world_size() == 1:  # ranks keep their samples in another order
         comparable = {name: each for name, each in metrics.items() if isinstance(each, SampleMetric)}
         items = {name: units for name, each in comparable.items() if (units := each.units())}
-    return Cell(factors, records, shown, items=items, table=join_tables(tables))
+    samples = _join(gather_batches(drawn) if kept > sampling.batch_size else list(drawn.values()))
+    shown = Shown(
+        samples.tokens[: sampling.show].tolist(),
+        None if samples.condition is None else samples.condition[: sampling.show].tolist(),
+        torch.stack(states) if states else None,
+    )
+    table = join_tables(tables)
+    return Cell(factors, records, shown, items=items, table=table, samples=samples if keep else None)
+
+
+def _join(batches: list[tuple[np.ndarray, np.ndarray | None]]) -> AllSamples:
+    """Return the samples of batches together; none where a rank drew none."""
+    if not batches:
+        return AllSamples(np.empty((0, 0)))
+    asked = [condition for _, condition in batches if condition is not None]
+    return AllSamples(
+        np.concatenate([tokens for tokens, _ in batches]), np.concatenate(asked) if asked else None
+    )
 
 
 def _sample(
@@ -471,12 +499,14 @@ class GridOptions:
         keep_going: note a cell that fails and continue; else raise, as always where a file cannot be written.
         until: asked before each cell for a reason to stop; the remaining cells are noted as skipped for that
             reason.
+        samples: write all samples of each cell to the folder.
     """
 
     folder: Path | None = None
     progress: "bool | Progress" = False
     keep_going: bool = False
     until: Callable[[], str] | None = None
+    samples: bool = False
 
 
 def run_grid(
@@ -552,6 +582,7 @@ def evaluate(
     nfes: int | Sequence[int] = (32,),
     num_samples: int = 256,
     *,
+    task: Task | None = None,
     metric: Callable[[Tensor], Tensor] | None = None,
     batch_size: int = 64,
     seed: int = 0,
@@ -567,12 +598,12 @@ def evaluate(
     validation items, in nats/token. All samplers see the same items, so differences are paired.
 
     Args:
-        trained: model and task, from `tauflow.load`, or `tauflow.Trained(model, task)`. With a `metric`, a
-            `tauflow.Model` is enough.
+        trained: model and task, from `tauflow.load`, or a `tauflow.Model` with `task` or `metric`.
         samplers: specs such as "tr_cie(grid=tau)", sets (paper, beyond, users, ...), "auto", or Samplers; a
             list, or text separated by commas.
         nfes: budgets of network evaluations.
         num_samples: samples per cell, over all devices.
+        task: measures the samples of a `tauflow.Model`, and says what real data is.
         metric: your own metric instead of the task's: a function from tokens (B, D) to a number per sample
             (B,). Results contain its mean, under the function's name. Higher is better.
         batch_size: samples drawn together. Devices share batches, and each batch has its own seed.
@@ -595,19 +626,27 @@ def evaluate(
         >>> [cell.factors for cell in results.cells]
         [{'sampler': 'euler', 'nfe': 4}, {'sampler': 'euler', 'nfe': 8}]
     """
-    if metric is not None:
-        model = trained.model if isinstance(trained, Trained) else trained
-        trained = Trained(model, _FunctionTask(model, metric))
-    if not isinstance(trained, Trained):
+    model = trained.model if isinstance(trained, Trained) else trained
+    if not isinstance(model, Model):
         raise SamplingError(
-            f"trained must be a tauflow.Trained, got {type(trained).__name__}. Load one with "
-            "tauflow.load(path), make one with tauflow.Trained(model, task), or pass a metric."
+            f"evaluate needs what tauflow.load returns, or a tauflow.Model, got {type(model).__name__}."
+        )
+    if task is not None and metric is not None:
+        raise SamplingError("evaluate takes a task or a metric, got both. Remove one of them.")
+    if metric is not None:
+        task = _FunctionTask(model, metric)
+    elif task is None and isinstance(trained, Trained):
+        task = trained.task
+    if task is None:
+        raise SamplingError(
+            "evaluate needs to know how to measure the samples of a Model. Pass task=, such as "
+            "tauflow.Countdown(), or metric=, a function from tokens (B, D) to a number per sample (B,)."
         )
     sampling = Sampling(
         num_samples, batch_size, seed, condition=condition, prompt=prompt, nll_items=nll_items
     )
     weights = [guidance] if isinstance(guidance, int | float) else guidance
-    grid = SamplerGrid(trained, samplers, nfes, weights, sampling)
+    grid = SamplerGrid(Trained(model, task), samplers, nfes, weights, sampling)
     return grid.run(Results(), GridOptions())
 
 
@@ -712,9 +751,13 @@ class SamplerGrid:
             results.note("cells that were measured without nll stay so; to have it, choose another folder")
 
         def measure(factors: Factors) -> Cell:
-            cell = self.measure(factors, bar)
+            cell = self.measure(factors, bar, keep=options.samples)
+            if options.samples and options.folder:
+                from tauflow.evaluation.samples import write_cell
+
+                run_on_rank_zero(partial(write_cell, options.folder, cell, self.task))
             self._tell(results)
-            return cell
+            return dataclasses.replace(cell, samples=None)
 
         with progress_bar(options.progress) as bar:
             return run_grid(results, self.cells(), measure, dataclasses.replace(options, progress=bar))
@@ -723,8 +766,8 @@ class SamplerGrid:
         for note in self.notes:
             results.note(note)
 
-    def measure(self, factors: Factors, bar: "Progress") -> Cell:
-        """Measure one cell; the progress bar has a line of its batches."""
+    def measure(self, factors: Factors, bar: "Progress", keep: bool = False) -> Cell:
+        """Measure one cell; the progress bar has a line of its batches, the cell all samples with `keep`."""
         name = str(factors["sampler"])
         sampler = self.samplers[name]
         batches = len(self.sampling.mine())
@@ -733,7 +776,7 @@ class SamplerGrid:
         line = bar.add_task("batches", total=batches, visible=batches > 1)
         advance = partial(bar.update, line, advance=1, refresh=True)
         try:
-            cell = measure_cell(self.model, self.task, sampler, factors, self.sampling, advance)
+            cell = measure_cell(self.model, self.task, sampler, factors, self.sampling, advance, keep)
             return self._add_nll(cell, sampler, advance) if name in self.likely else cell
         finally:
             bar.remove_task(line)

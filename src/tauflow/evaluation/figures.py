@@ -295,7 +295,7 @@ def numbers_of(table: SampleTable) -> dict[str, np.ndarray]:
 
 FILES = (
     *("results.csv", "results.md", "samples.txt", "quality_vs_nfe.png", *SAMPLE_FILES),
-    "tensorboard/**/events.out.tfevents.*",
+    *("samples.jsonl", "samples/*", "tensorboard/**/events.out.tfevents.*"),
 )
 """What sample.py writes to --out in addition to results.json."""
 MAX_ROWS = 24  # of samples.png, before it shows the largest budget alone

@@ -220,16 +220,20 @@ def _characters(image: np.ndarray) -> str:
     return "\n".join("".join(ramp[int(value)] * 2 for value in row) for row in level)
 
 
-def print_samples(cell: Cell, results: Results, task: Task) -> None:
-    """Print the kept samples of a cell; of images those that fit beside each other."""
+def print_samples(cell: Cell, task: Task) -> None:
+    """Print the kept samples of a cell, and what marks in them mean; of images those that fit beside each
+    other."""
     from rich.console import Console
     from rich.text import Text
 
     shown = samples_of(cell, task)
     console = Console()
-    console.print(summary_line(cell, results), markup=False, highlight=False, soft_wrap=True)
+    console.print(cell_name(cell.factors), markup=False, highlight=False, soft_wrap=True)
     if not isinstance(shown, np.ndarray):
-        print("\n".join(["", "\n\n".join(shown), ""]))
+        print("\n".join(["", "\n\n".join(shown)]))
+        for mark, meaning in task.marks.items():
+            if any(mark in text for text in shown):
+                print(f"\n{mark} {meaning}")
         return
     shown = reduced(shown)
     cells = shown.shape[2] * (1 if console.is_terminal else 2)  # of a line that an image takes

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Factor = str | int | float
 Factors = dict[str, Factor]
+T = TypeVar("T")
 SampleTable = dict[str, list[str] | list[bool] | list[float]]  # columns of one length, by name
 
 REAL = "(real data)"  # the sampler of records of real data
@@ -62,15 +63,21 @@ def make_table(task: Any, tokens: Tensor, condition: Tensor | None = None) -> Sa
     return task.table(tokens.cpu(), condition) if isinstance(task, TabulatesSamples) else {}
 
 
-def join_tables(tables: Mapping[int, SampleTable]) -> SampleTable:
-    """Return the rows of numbered batches, those of all ranks, in their order."""
-    everywhere: list[Any] = [tables]
+def gather_batches(batches: Mapping[int, T]) -> list[T]:
+    """Return what numbered batches have, those of all ranks, in their order."""
+    everywhere: list[Any] = [batches]
     if world_size() > 1:
         everywhere = [None] * world_size()
-        torch.distributed.all_gather_object(everywhere, dict(tables))
-    parts = {number: table for each in everywhere for number, table in each.items()}
-    names = parts[min(parts)] if parts else {}
-    return {name: [value for number in sorted(parts) for value in parts[number][name]] for name in names}
+        torch.distributed.all_gather_object(everywhere, dict(batches))
+    parts = {number: part for each in everywhere for number, part in each.items()}
+    return [parts[number] for number in sorted(parts)]
+
+
+def join_tables(tables: Mapping[int, SampleTable]) -> SampleTable:
+    """Return the rows of numbered batches, those of all ranks, in their order."""
+    parts: list[Any] = gather_batches(tables)
+    names = parts[0] if parts else {}
+    return {name: [value for part in parts for value in part[name]] for name in names}
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,14 @@ class Shown:
 
 
 @dataclass(frozen=True)
+class AllSamples:
+    """All samples of a cell, with what they were asked to be."""
+
+    tokens: np.ndarray  # (N, D)
+    condition: np.ndarray | None = None  # (N, C)
+
+
+@dataclass(frozen=True)
 class Cell:
     """A measured combination of factors, or one that has a problem instead of numbers."""
 
@@ -130,6 +145,7 @@ class Cell:
     kind: Literal["", "failed", "skipped"] = ""  # of the problem
     items: dict[str, list[float]] = field(default_factory=dict)  # metric: its number on each real item
     table: SampleTable = field(default_factory=dict)  # what the task knows of each sample, in columns
+    samples: AllSamples | None = None  # until they're written; not in results.json
 
 
 @dataclass

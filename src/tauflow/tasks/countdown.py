@@ -9,8 +9,10 @@ Shapes: B sequences, D coordinates, V values.
 """
 
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -165,7 +167,7 @@ def asked_step(condition: Tensor | None) -> Tensor:
 
 # The tasks
 
-PER_LINE = 32  # values of a shown sample
+PER_LINE = 32  # values of a shown sample, if the terminal is as wide
 
 
 @dataclass(eq=False)
@@ -210,6 +212,7 @@ class Countdown(Task):
 
     primary_metric = "error_rate"
     positional = False  # all positions but the first few have the same distribution
+    marks = MappingProxyType({"!": "marks a value that breaks the rule"})
 
     def __post_init__(self) -> None:
         if self.length < 2 or self.values < 2:
@@ -242,13 +245,15 @@ class Countdown(Task):
 
     def _lines(self, tokens: Tensor, broken: Tensor) -> list[str]:
         width = len(str(self.values)) + 1
+        fit = (shutil.get_terminal_size().columns + 1) // (width + 1)
+        per_line = min(PER_LINE, fit // 8 * 8 or 8)
         broken = torch.nn.functional.pad(broken, (1, 0))
         samples = []
         for row, bads in zip(tokens.tolist(), broken.tolist(), strict=True):
             words = [
                 f"{'!' if bad else ''}{token}".rjust(width) for token, bad in zip(row, bads, strict=True)
             ]
-            lines = [" ".join(words[i : i + PER_LINE]) for i in range(0, len(words), PER_LINE)]
+            lines = [" ".join(words[i : i + per_line]) for i in range(0, len(words), per_line)]
             samples.append("\n".join(lines))
         return samples
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Self, get_type_hints
 
 import numpy as np
@@ -169,6 +170,8 @@ class Task(ABC):
     """Files that `begin_run` writes next to the checkpoints, and that `tauflow.export` copies."""
     may_change: ClassVar[tuple[str, ...]] = ("num_workers", "val_items")
     """Settings that may differ in a resumed run; all others must stay."""
+    marks: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Marks in shown samples, and what they mean: {"!": "breaks the rule"}."""
     alone: str = ""  # why there is no real data to compare with, for a checkpoint that came without it
     guidance: float | None = None  # the recommended weight, where there is one
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -126,6 +127,8 @@ class Molecules(Sequences):
     bins: int = 4
     edges: list[list[float]] | None = None
     judges: str = ""
+
+    marks = MappingProxyType({"✗": "marks what isn't a molecule"})
 
     def __post_init__(self) -> None:
         optional_module("rdkit.Chem")
