@@ -102,6 +102,11 @@ TRAINER = {
     "logger CLASS": "TensorBoardLogger (default), CSVLogger, WandbLogger, MLFlowLogger, ...",
     "default_root_dir FOLDER": "where runs are written: FOLDER/version_0 and so on",
 }
+MORE = {
+    "data": "The settings of a task: --data.help Text, and so on.",
+    "model": "The settings of a network: --model.network.help TransformerConfig, and so on.",
+}
+"""Where the settings of a class are, which depend on the class."""
 TASKS = ("Countdown", "Text", "Sequences", "Molecules", "Images", "Scenes")
 NETWORKS = ("TransformerConfig", "UNetConfig")
 
@@ -170,7 +175,8 @@ def describe_group(name: str) -> str:
     if not name:
         return text.getvalue()
     parts = re.split(r"\n\n(?=\S)", text.getvalue())
-    return "\n\n".join(part for part in parts if re.search(rf"^  --{name}\b", part, re.MULTILINE))
+    found = [part for part in parts if re.search(rf"^  --{name}\b", part, re.MULTILINE)]
+    return "\n\n".join([*found, MORE.get(name, "")])
 
 
 # sample

@@ -139,7 +139,7 @@ class SampleSettings:
     chat: bool = flag("--prompt is a message that the model answers", default=False)
 
     out: Path | None = flag(
-        "write tables, a plot, and all samples there; the same command resumes an unfinished folder. Without "
+        "write tables, a plot, and all samples there. The same command resumes an unfinished folder. Without "
         "it only images are written, to the folder samples",
         "DIR",
         short="-o",

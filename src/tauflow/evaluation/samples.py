@@ -83,7 +83,7 @@ def write_lines(folder: Path, results: Results, task: Task) -> list[str]:
     """Write samples.jsonl, a line per sample of every cell; return the names of what holds all samples.
 
     A line has the factors of the cell, the number of the sample, what it was asked to be, and its text, or
-    its tokens where the task has no texts. Images and tables of samples have files of their own.
+    its tokens where the task has no texts. Images and tables have other files.
     """
     cells = [cell for cell in results.cells if cell.records and "nfe" in cell.factors]
     found = [read_cell(folder, cell.factors) for cell in cells]

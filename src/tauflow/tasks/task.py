@@ -95,7 +95,7 @@ class DataFacts:
 
 
 class Task(ABC):
-    """Abstract: a dataset, what its samples are, and the metrics of generated samples.
+    """A dataset, what its samples are, and the metrics of generated samples.
 
     Subclass it to train on your own data, or `TextTask` if samples are text. You need three attributes
     (`num_tokens`, `shape`, `primary_metric`; with conditions also `conditions`) and three methods (`setup`,
