@@ -5,7 +5,9 @@ import io
 import json
 import math
 import multiprocessing
+import shutil
 import struct
+import warnings
 
 import numpy as np
 import pytest
@@ -180,9 +182,8 @@ def test_files_of_mnist(tmp_path, end, dot):
     named = make_task(tmp_path, idx=str(tmp_path), tokens="grey", labels=True, class_names=list("abcdefghij"))
     named.setup("fit")
     assert named.condition("j").tolist() == [9]
-    few = make_task(tmp_path, idx=str(tmp_path), tokens="grey", labels=True, class_names=["a", "b"], size=8)
     with pytest.raises(SettingsError, match="labels of 2 classes, got 10"):
-        few.setup("fit")
+        make_task(tmp_path, idx=str(tmp_path), tokens="grey", labels=True, class_names=["a", "b"])
 
 
 @pytest.fixture
@@ -212,15 +213,78 @@ def test_a_folder_with_classes(folder, tmp_path):
         assert item["condition"].tolist() == [wanted[bytes(item["tokens"].numpy().astype(np.uint8))]]
 
 
+def write_folder(folder, images):
+    for number, image in enumerate(images):
+        path = folder / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    return folder
+
+
+def test_what_a_folder_holds_decides_the_settings(tmp_path):
+    """Two levels of gray, flat; gray stored as color; large; mixed sizes and colors; few and many images."""
+    bits = np.random.default_rng(0).integers(0, 2, (40, 20, 20)).astype(np.uint8)
+    flat = make_task(tmp_path, pictures=str(write_folder(tmp_path / "flat", bits * 255)))
+    assert (flat.shape, flat.tokens, flat.levels, flat.labels) == ((20, 20), "grey", 2, False)
+    assert flat.val_share == 0.4, "16 of 40"
+    flat.setup("fit")
+    assert torch.equal(flat.decode(flat.train_data[0]["tokens"][None]).unique(), torch.tensor([0, 255]))
+    stored = np.repeat(bits[:4, ..., None] * 85, 3, axis=-1)
+    as_color = make_task(tmp_path, pictures=str(write_folder(tmp_path / "stored", stored)))
+    assert (as_color.tokens, as_color.levels, as_color.val_share) == ("grey", 4, 0.5)
+    large = make_task(tmp_path, pictures=str(write_folder(tmp_path / "large", photographs(9, 70, 90))))
+    assert (large.shape, large.tokens, large.levels) == ((32, 32, 3), "rgb", 256)
+    mixed = [*photographs(9, 30, 25), *photographs(9, 21, 37)[..., 0]]
+    task = make_task(tmp_path, pictures=str(write_folder(tmp_path / "mixed", mixed)))
+    assert (task.shape, task.tokens) == ((21, 21, 3), "rgb")
+    with pytest.raises(SettingsError, match=r"is not enlarged to 28 x 28.*smaller --data.size"):
+        make_task(tmp_path, pictures=str(tmp_path / "mixed"), size=28)
+
+
+@pytest.mark.parametrize("kind", ["flat", "classes"])
+def test_a_folder_alone_trains_and_samples(tmp_path, kind, capfd):
+    """With evaluations, from which the run ends with tables; the checkpoint then needs no folder."""
+    images = photographs(40, 9, 9)
+    if kind == "flat":
+        write_folder(tmp_path / "flat", images[..., 0])
+    else:
+        write_folder(tmp_path / "classes" / "cats", images[:20])
+        write_folder(tmp_path / "classes" / "dogs", images[20:])
+    small = ["--model.network.width=16", "--model.network.multipliers=[1]", "--model.network.blocks=1"]
+    evaluated = ["--evaluation.samplers=[euler]", "--evaluation.num_samples=4", "--evaluation.batch_size=4"]
+    options = [*small, *evaluated, "--evaluation.nfes=[2]", f"--trainer.default_root_dir={tmp_path}"]
+    options += ["--trainer.max_steps=4", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
+    options += ["--data.epoch_items=32", "--data.val_items=8", f"--data.pictures={kind}"]
+    config = str(ROOT / "configs" / "images.yaml")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the sampler evaluation")
+        train_here("-c", config, *options, cwd=tmp_path)
+    run = tmp_path / "version_0"
+    assert (run / "evaluation" / "samples.png").exists()
+    if kind == "classes":
+        resumed = ["--trainer.max_steps=6", f"--ckpt_path={run}/last.ckpt"]
+        train_here("-c", config, *options, *resumed, "--evaluation.every_n_validations=0", cwd=tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        code, _ = sample_here(run / "best.ckpt", capfd, "--data", f"pictures={kind}", "--num_samples", 2)
+    assert code == 0
+    shutil.rmtree(tmp_path / kind)
+    task = tauflow.load(run / "last.ckpt").task
+    if kind == "flat":
+        assert (task.shape, task.tokens, task.conditions) == ((9, 9), "grey", ())
+    else:
+        assert (task.shape, task.class_names, task.conditions) == ((9, 9, 3), ["cats", "dogs"], (2,))
+    assert not task.alone
+
+
 def test_a_changed_folder_is_read_again(folder, tmp_path):
     before = make_task(tmp_path, pictures=str(folder), val_share=0.2)
     path = folder / "cold" / "0.png"
     Image.fromarray(photographs(1, 12, 16, seed=9)[0]).save(path)
     after = make_task(tmp_path, pictures=str(folder), val_share=0.2)
     assert before.reference_images(99).double().mean() != after.reference_images(99).double().mean()
-    Image.fromarray(photographs(1, 12, 12)[0]).save(folder / "cold" / "new.png")
-    with pytest.raises(SettingsError, match=r"\(12, 1[26], 3\), the images before .* --data.size"):
-        make_task(tmp_path, pictures=str(folder), val_share=0.2)
+    Image.fromarray(photographs(1, 10, 14)[0]).save(folder / "cold" / "new.png")
+    assert make_task(tmp_path, pictures=str(folder), val_share=0.2).shape == (10, 10, 3)
 
 
 def test_sizes_are_reduced_by_area_from_the_middle(folder, tmp_path):
@@ -306,7 +370,7 @@ def test_columns_and_splits_that_are_not_there(hub_folder, tmp_path, settings, m
     [
         ({}, "choose the images: --data.hub, --data.pictures, --data.npz, --data.idx"),
         ({"npz": "a", "idx": "b"}, "one source of images, not --data.npz and --data.idx"),
-        ({"npz": "none.npz", "levels": 100}, "power of two from 2 to 256, got 100"),
+        ({"npz": "none.npz", "tokens": "grey", "levels": 100}, "power of two from 2 to 256, got 100"),
         ({"npz": "none.npz"}, "none.npz must be an .npz file of plain arrays .File not found"),
         ({"idx": "nowhere"}, "nowhere is no folder with train-images-idx3-ubyte"),
         ({"pictures": "nowhere"}, "Folder with images .* not found: nowhere"),
@@ -359,15 +423,12 @@ def test_labels_that_are_missing(tmp_path):
         make_task(tmp_path, **grey_npz(tmp_path, images=images), labels=True)
 
 
-def test_grey_images_where_colors_are_needed(tmp_path, folder):
+def test_grey_images_where_colors_are_needed(tmp_path):
     grey = grey_npz(tmp_path, images=photographs(60)[..., 0])
     with pytest.raises(
         SettingsError, match=r"--data.tokens rgb needs color images, these are grayscale; use grey"
     ):
         make_task(tmp_path, **(grey | {"tokens": "rgb"}))
-    Image.fromarray(photographs(1, 12, 16)[0, ..., 0]).save(folder / "hot" / "zz.png")
-    with pytest.raises(SettingsError, match=r"zz.png has the shape \(12, 16\)"):
-        make_task(tmp_path, pictures=str(folder))
 
 
 def test_a_palette_larger_than_the_colors(tmp_path):
@@ -424,16 +485,21 @@ def test_kinds_of_images_that_have_one_meaning(tmp_path):
     half.paste((0, 0, 200), (0, 0, 4, 4))
     turned = Image.Exif()
     turned[0x0112] = 6  # turn by 90 degrees
-    task = Images(size=8)
+    task = Images(size=8, tokens="rgb", levels=256)
     for image in (red, red.convert("RGBA"), red.quantize(4)):
         image.save(tmp_path / "a.png")
         assert task.complete(tmp_path / "a.png", "left").tokens.view(8, 8, 3).unique(dim=1).numel() == 24
     half.save(tmp_path / "b.png", exif=turned)
-    tall = Images(size=[8, 4]).complete(tmp_path / "b.png", "left").tokens.view(8, 4, 3)
+    tall = (
+        Images(size=[8, 4], tokens="rgb", levels=256)
+        .complete(tmp_path / "b.png", "left")
+        .tokens.view(8, 4, 3)
+    )
     assert tall[0, 0].tolist() == tall[0, 3].tolist() == [0, 0, 200]
     assert tall[7, 0].tolist() == [200, 0, 0]
     Image.new("1", (8, 8), 1).save(tmp_path / "c.png")
-    assert set(Images(size=8, tokens="grey").complete(tmp_path / "c.png", "left").tokens.tolist()) == {255}
+    white = Images(size=8, tokens="grey", levels=256).complete(tmp_path / "c.png", "left")
+    assert set(white.tokens.tolist()) == {255}
 
 
 def test_folders_that_hold_something_else(tmp_path):

@@ -8,9 +8,9 @@ Shapes: N images of H x W pixels, V data tokens.
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,23 +26,74 @@ from tauflow.tasks.images.sources import ImageSource, SourceImage, SplitName, fi
 from tauflow.tasks.images.tokens import find_palette
 from tauflow.tasks.task import DataFacts, Item, Shuffled
 
-VERSION = 1  # of the cache's format
+VERSION = 2  # of the cache's format
 FACTS = "facts.json"
 LABEL = np.dtype("<i4")  # in files; -1 where there is none
+OWN_SIDE = 64  # pixels of a side up to which images of one size stay as they are
+REDUCED_SIDE = 32  # of the squares that others become, at most: small enough to train on a laptop
+VAL_SHARE = 0.05
+VAL_IMAGES = 16  # where these are more than VAL_SHARE, up to half of all
 
 
 @dataclass(frozen=True)
 class ImageSplit:
     """How images are brought to a size and shared between training and validation."""
 
-    size: tuple[int, int] | None  # (H, W); None: as they are
-    val_share: float  # of the images, chosen by their pixels, where the source has none for validation
+    size: tuple[int, int] | None  # (H, W); None: decided by the images
+    val_share: float | None  # of the images, by their pixels, where the source has none for validation
     seed: int
 
-    def validates(self, pixels: np.ndarray) -> bool:
+    def validates(self, pixels: np.ndarray, share: float) -> bool:
         """Return whether an image is for validation, by its own pixels: copies are on the same side."""
         own = hashlib.blake2b(pixels.tobytes(), digest_size=16).hexdigest()
-        return seed_of("split", self.seed, own) / 2**63 < self.val_share
+        return seed_of("split", self.seed, own) / 2**63 < share
+
+
+@dataclass(frozen=True)
+class ImageSurvey:
+    """What the images of a source are like before they are brought to one size.
+
+    Args:
+        count: of the images.
+        smallest: height of the lowest, and width of the narrowest one.
+        largest: of the highest and the widest one.
+        color: whether any is stored in color.
+        grey: whether all are gray, however they are stored.
+    """
+
+    count: int
+    smallest: list[int]
+    largest: list[int]
+    color: bool
+    grey: bool
+
+    @classmethod
+    def of(cls, images: Iterable[SourceImage]) -> "ImageSurvey":
+        sizes = []
+        color = False
+        grey = True
+        for image in images:
+            pixels = image.pixels
+            sizes.append(pixels.shape[:2])
+            if pixels.ndim == 3:
+                color = True
+                grey = grey and bool((pixels == pixels[..., :1]).all())
+        found = np.array(sizes).reshape(-1, 2)
+        low, high = (found.min(0), found.max(0)) if sizes else ([0, 0], [0, 0])
+        return cls(len(sizes), [int(side) for side in low], [int(side) for side in high], color, grey)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Return the size to train in: their own, or small squares where they differ or are large."""
+        height, width = self.smallest
+        if self.smallest == self.largest and max(height, width) <= OWN_SIDE:
+            return height, width
+        side = min(height, width, REDUCED_SIDE)
+        return side, side
+
+    @property
+    def val_share(self) -> float:
+        return max(VAL_SHARE, min(0.5, VAL_IMAGES / max(1, self.count)))
 
 
 @dataclass(frozen=True)
@@ -53,6 +104,9 @@ class ImageCache:
     images: dict[SplitName, np.ndarray]
     labels: dict[SplitName, np.ndarray]
     classes: list[str]
+    survey: ImageSurvey
+    val_share: float
+    values: list[int]  # levels 0 to 255 that occur in any channel
 
     def palette(self, count: int) -> list[list[int]]:
         path = self.folder / f"palette-{count}.json"
@@ -75,15 +129,25 @@ def cached_images(root: Path, source: ImageSource, split: ImageSplit, progress: 
         shape = (count, *facts["shape"])
         images[name] = np.memmap(folder / f"{name}.pixels", np.uint8, mode="r", shape=shape)
         labels[name] = np.memmap(folder / f"{name}.labels", LABEL, mode="r", shape=(count,))
-    return ImageCache(folder, images, labels, facts["classes"])
+    survey = ImageSurvey(**facts["survey"])
+    return ImageCache(folder, images, labels, facts["classes"], survey, facts["val_share"], facts["values"])
 
 
 def _build(folder: Path, source: ImageSource, split: ImageSplit, progress: bool) -> None:
     classes = source.classes()
     has_validation = source.has_validation()
     splits: tuple[SplitName, ...] = ("train", "val") if has_validation else ("train",)
+    given_images = (
+        image
+        for name in splits
+        for image in tracked(source.read(name), f"looking at images ({name})", progress)
+    )
+    survey = ImageSurvey.of(given_images)
+    size = split.size or survey.size
+    share = split.val_share or survey.val_share
     counts = {"train": 0, "val": 0}
-    shape: tuple[int, ...] = ()
+    shape = (*size, 3) if survey.color else size
+    used = np.zeros(256, dtype=bool)
     with ExitStack() as stack:
         out = {
             f"{name}.{kind}": stack.enter_context(open(folder / f"{name}.{kind}", "wb"))
@@ -92,10 +156,12 @@ def _build(folder: Path, source: ImageSource, split: ImageSplit, progress: bool)
         }
         for given in splits:
             for image in tracked(source.read(given), f"reading images ({given})", progress):
-                pixels = _resize(image, split, shape)
-                shape = pixels.shape
+                pixels = fit_image(image.pixels, size, image.name)
+                if survey.color and pixels.ndim == 2:
+                    pixels = np.repeat(pixels[..., None], 3, axis=-1)
+                used[pixels] = True
                 name: str = given
-                if not has_validation and split.validates(pixels):
+                if not has_validation and split.validates(pixels, share):
                     name = "val"
                 out[f"{name}.pixels"].write(pixels.tobytes())
                 out[f"{name}.labels"].write(LABEL.type(_label_of(image, classes)).tobytes())
@@ -103,21 +169,17 @@ def _build(folder: Path, source: ImageSource, split: ImageSplit, progress: bool)
     if not min(counts.values()):
         raise SettingsError(
             f"there are {counts['train']} images for training and {counts['val']} for validation "
-            f"({split.val_share:.1%} of all, chosen by their pixels); give more images, or another "
-            "--data.val_share"
+            f"({share:.1%} of all, chosen by their pixels); give more images, or another --data.val_share"
         )
-    files.write(folder / FACTS, json.dumps({"shape": shape, "counts": counts, "classes": classes}))
-
-
-def _resize(image: SourceImage, split: ImageSplit, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the pixels of an image in its size, which must be the shape of the images before it."""
-    pixels = image.pixels if split.size is None else fit_image(image.pixels, split.size, image.name)
-    if shape and pixels.shape != shape:
-        raise SettingsError(
-            f"Images must have one size and all be grayscale, or all in color. {image.name} has the shape "
-            f"{pixels.shape}, the images before it {shape}. Convert it, or bring all to one --data.size."
-        )
-    return pixels
+    facts = {
+        "shape": shape,
+        "counts": counts,
+        "classes": classes,
+        "survey": asdict(survey),
+        "val_share": share,
+        "values": np.flatnonzero(used).tolist(),
+    }
+    files.write(folder / FACTS, json.dumps(facts))
 
 
 def _label_of(image: SourceImage, classes: list[str]) -> int:

@@ -63,7 +63,7 @@ def fit_image(image: np.ndarray, size: tuple[int, int], name: str) -> np.ndarray
     if height < size[0] or width < size[1]:
         raise SettingsError(
             f"{name} has {height} x {width} pixels and is not enlarged to {size[0]} x {size[1]}; give a "
-            "larger image, or train with a smaller --data.size"
+            "larger image, or train with a smaller --data.size (null: one that fits all images)"
         )
     return np.array(ImageOps.fit(Image.fromarray(image), (size[1], size[0]), method=Image.Resampling.BOX))
 

@@ -31,7 +31,7 @@ from tauflow.tasks.images.sources import (
     fit_image,
     read_image,
 )
-from tauflow.tasks.images.tokens import Pixels, TokensName, pixels_from
+from tauflow.tasks.images.tokens import Pixels, TokensName, fewest_levels, pixels_from
 from tauflow.tasks.task import Shuffled, Task
 
 KEPT = "pictures.npz"  # next to the checkpoints of a run
@@ -51,21 +51,24 @@ class Images(Task):
         hub_val_split: its split for validation; by default validation or test, or else a share of training.
         image_column: the column of images, where there are several.
         label_column: the column of classes, where there are several.
-        pictures: folder of images; those in subfolders have the subfolder's name as their class.
+        pictures: folder of images; if all are in subfolders, these are their classes.
         npz: file with the array images, uint8 (N, H, W) or (N, H, W, 3), and perhaps labels, test_images,
             test_labels and class_names.
         idx: folder with the files of MNIST's format: train-images-idx3-ubyte and so on, plain or .gz.
         size: pixels of a side, or [height, width]; larger images are cut to its proportions and reduced by
-            area. By default as they are, if all are of one size.
+            area. By default as they are, if all have one size of at most 64 pixels; else squares of their
+            smallest side, at most 32.
         tokens: grey (one per pixel), rgb (one per channel), decorrelated (G, R - G and B - G: the
-            same information, learned faster), or palette (one per pixel: the nearest of V colors).
-        levels: values of a token, V: levels of a channel, a power of two, or colors of the palette.
+            same information, learned faster), or palette (one per pixel: the nearest of V colors). By default
+            grey or rgb, as the images are.
+        levels: values of a token, V: levels of a channel, a power of two, or colors of the palette. By
+            default as few as show the images exactly, and 256 for a palette.
         flips: mirror every second training image, drawn by its position.
-        labels: give the class of an image as the condition.
+        labels: give the class of an image as the condition; by default if a folder has several subfolders.
         batch_size: items of an optimizer step over all devices and accumulated batches together.
         epoch_items: training items called an epoch; the next epoch continues in the order.
         val_share: share of the images that are for validation, chosen by their pixels, where the source has
-            none for validation.
+            none for validation. By default 0.05, and more if there are few images.
         val_items: images of the validation set, at most.
         features: network whose features samples are compared in: lite0, inception, or your own class;
             none: only what needs no network is measured.
@@ -88,13 +91,13 @@ class Images(Task):
     npz: str | None = None
     idx: str | None = None
     size: int | list[int] | None = None
-    tokens: TokensName = "rgb"
-    levels: int = 256
+    tokens: TokensName | None = None
+    levels: int | None = None
     flips: bool = False
-    labels: bool = False
+    labels: bool | None = None
     batch_size: int = 32
     epoch_items: int = 8192
-    val_share: float = 0.05
+    val_share: float | None = None
     val_items: int = 512
     features: str | None = None
     reference_items: int = REFERENCE
@@ -115,13 +118,24 @@ class Images(Task):
     def __post_init__(self) -> None:
         given = [f"--data.{name}" for name in SOURCES if getattr(self, name) is not None]
         if len(given) > 1:
-            raise SettingsError(f"Give one source of images, not {' and '.join(given)}.")
+            raise SettingsError(
+                f"Give one source of images, not {' and '.join(given)}. Set the others to null. For your own "
+                "images, -c configs/images.yaml has no other source."
+            )
+        if self.labels is None:
+            self.labels = self.pictures is not None and len(self.source.classes()) > 1
+        if self.tokens is None:
+            self.tokens = "grey" if self._cache.survey.grey else "rgb"
+        if self.levels is None:
+            self.levels = 256 if self.tokens == "palette" else fewest_levels(self._cache.values)
         if self.tokens == "palette" and self.palette_colours is None:
             self.palette_colours = self._cache.palette(self.levels)
         self.pixels: Pixels = pixels_from(self.tokens, self.levels, self.palette_colours)
         if self.labels:
             self.class_names = self._cache.classes if self.class_names is None else self.class_names
             self.conditions = (len(self.class_names),)
+        if self.val_share is None and self._has_source:
+            self.val_share = self._cache.val_share
         if self.size is None:
             height, width = self._cache.images["train"].shape[1:3]
             self.size = height if height == width else [height, width]
@@ -131,7 +145,7 @@ class Images(Task):
     @property
     def channels(self) -> ChannelsName | None:  # type: ignore[override]  # depends on the tokens
         """Return how channels are revealed: apart if they are much alike, together if almost independent."""
-        return CHANNELS.get(self.tokens)
+        return CHANNELS.get(self.tokens) if self.tokens else None
 
     # Data
 
@@ -160,7 +174,7 @@ class Images(Task):
         size = None if self.size is None else sides(self.size)
         split = ImageSplit(size, self.val_share, self.seed)
         found = cached_images(Path(self.cache), self.source, split, progress=True)
-        if self.tokens != "grey" and found.images["train"].ndim == 3:
+        if self.tokens not in (None, "grey") and found.images["train"].ndim == 3:
             raise SettingsError(
                 f"--data.tokens {self.tokens} needs color images, these are grayscale; use grey"
             )

@@ -5,6 +5,7 @@ Shapes: B images of H x W pixels, V data tokens. Images are uint8, (B, H, W) if 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -77,6 +78,13 @@ class Grey(Levels):
         data, tokens = self.split_data(tokens)
         grey = torch.where(data, self.dequantize(tokens), UNKNOWN)
         return grey[..., None].expand(*grey.shape, 3)
+
+
+def fewest_levels(values: Sequence[int]) -> int:
+    """Return the fewest levels that show images exactly in which these values 0 to 255 occur."""
+    images = torch.tensor(values, dtype=torch.uint8)
+    kinds = (Grey(2**bits) for bits in range(1, 9))
+    return next(k.num_tokens for k in kinds if torch.equal(k.dequantize(k.quantize(images).long()), images))
 
 
 class RGB(Levels):
