@@ -14,11 +14,12 @@ import shlex
 import shutil
 import sys
 import threading
+import time
 import warnings
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -39,17 +40,27 @@ from tauflow import files
 from tauflow.cli.configs import find_config
 from tauflow.cli.messages import exit_with_message, explain_parser, keep_facts
 from tauflow.distributed import is_lost_rank
-from tauflow.errors import CheckpointError, SettingsError, TauflowError, WriteError, program
+from tauflow.errors import CheckpointError, SettingsError, TauflowError, WriteError, first_line, program
 from tauflow.evaluation.callback import SamplerEvaluation, fast_dev_run, owes_evaluation
-from tauflow.evaluation.evaluate import SamplerGrid
+from tauflow.evaluation.evaluate import SamplerGrid, real_items
 from tauflow.evaluation.tables import print_results
 from tauflow.files import check_writable, lock_folder
 from tauflow.imports import import_object
 from tauflow.networks import NetworkConfig
 from tauflow.process import Schedule
+from tauflow.samplers.learned import counts_path, read_counts, read_order, save_counts
 from tauflow.tasks import Task
 from tauflow.tasks.data import TaskData
-from tauflow.train.callbacks import Checkpoints, GracefulStop, LogLines, Progress, RunSummary, Throughput
+from tauflow.train.callbacks import (
+    Checkpoints,
+    GracefulStop,
+    LogLines,
+    Progress,
+    RunSummary,
+    Throughput,
+    TrainingTime,
+    duration,
+)
 from tauflow.train.checkpoint import (
     CLASSES,
     OPTIMIZER,
@@ -60,6 +71,7 @@ from tauflow.train.checkpoint import (
     read,
     update_names,
 )
+from tauflow.train.counts import CONTEXTS, budget_of, learn_within
 from tauflow.train.module import DFMModule
 from tauflow.train.resume import Restored, check_resumable, check_settings, resume_error
 
@@ -503,7 +515,9 @@ class TauflowCLI(LightningCLI):
         several = str(config.devices).isdecimal() and int(config.devices) > 1
         if config.strategy == "ddp" or (config.strategy == "auto" and several):
             kwargs["strategy"] = DDPStrategy(timeout=timedelta(minutes=10))
-        self.trainer_defaults = {"callbacks": [restored, GracefulStop(), Throughput(), *said, *bar]}
+        self.trainer_defaults = {
+            "callbacks": [restored, GracefulStop(), Throughput(), TrainingTime(), *said, *bar]
+        }
         try:
             return super().instantiate_trainer(**kwargs)
         except (TypeError, ValueError, MisconfigurationException) as error:
@@ -593,8 +607,53 @@ def find_write_error(error: BaseException | None) -> str:
     return ""
 
 
-def report_end(trainer: Trainer) -> int:
-    """Print where everything is; return the exit code, 0 if training reached its end."""
+def learn_at_end(trainer: Trainer, module: DFMModule) -> str:
+    """Learn counts for best.ckpt, so that `auto` samples it better; return what to print about it.
+
+    Nothing for other than masked sources and for runs that didn't end. If it would take too long, or fails,
+    the command that does it.
+    """
+    saved = find_callback(trainer, Checkpoints)
+    stop = find_callback(trainer, GracefulStop)
+    ended = not (stop.stopped_by or stop.asked or trainer.interrupted or fast_dev_run(trainer))
+    if not ended or saved.best_step is None or not module.process.absorbing:
+        return ""
+    task: Task = trainer.datamodule.task  # type: ignore[attr-defined]  # set when it's fitted
+    begin = time.perf_counter()
+    try:
+        averaged = read(saved.best_path)["state_dict"]
+        module.ema.load_state_dict(
+            {name.removeprefix("ema."): each for name, each in averaged.items() if name.startswith("ema.")}
+        )
+        model = module.to(trainer.strategy.root_device).model()
+        with warnings.catch_warnings(action="ignore"):  # of those of an earlier best checkpoint
+            model = replace(model, order=read_order(saved.best_path, model.length))
+            known = read_counts(saved.best_path, model.length)
+        if known:
+            return f"learned     counts for auto are there  ({counts_path(saved.best_path)})"
+        data = real_items(task, range(min(len(task.val_data), max(CONTEXTS))))[0]
+        budget = budget_of(find_callback(trainer, TrainingTime).seconds) if len(data) > 1 else 0.0
+        with trainer.precision_plugin.forward_context():
+            counts = learn_within(model, budget, data, progress=trainer.progress_bar_callback is not None)
+        if counts:
+            path = save_counts(saved.best_path, counts)
+            return f"learned     counts for auto, {duration(time.perf_counter() - begin)}  ({path})"
+        reason = "auto samples better with learned counts"
+    except KeyboardInterrupt:
+        reason = "the run is complete, its counts for auto aren't learned"
+    except Exception as error:  # the run is complete, whatever happens here
+        reason = f"counts for auto weren't learned ({first_line(error)})"
+    return (
+        f"counts      {reason}: {program('sample')} --ckpt {shlex.quote(str(saved.best_path))} --learn_counts"
+    )
+
+
+def report_end(trainer: Trainer, learned: str = "") -> int:
+    """Print where everything is; return the exit code, 0 if training reached its end.
+
+    Args:
+        learned: what was learned from the best checkpoint.
+    """
     saved = find_callback(trainer, Checkpoints)
     stop = find_callback(trainer, GracefulStop)
     evaluation = find_callback(trainer, SamplerEvaluation)
@@ -609,6 +668,8 @@ def report_end(trainer: Trainer) -> int:
     if saved.best_step is not None:
         score = f"{saved.monitor} {saved.best_score:.5g} at step {saved.best_step}"
         print(f"best        {saved.best_path}  ({score})")
+    if learned:
+        print(learned)
     if saved.last_step is not None:
         print(f"last        {saved.last_path}  (step {saved.last_step})")
         print(f"watch       tensorboard --logdir {trainer.default_root_dir}")
@@ -649,7 +710,9 @@ def train(argv: list[str] | None = None) -> None:
             sys.exit(f"error: {error}")
         raise
     # Lightning kills the first process, which may still be writing, when another one ends with an error code.
-    sys.exit(report_end(cli.trainer) if cli.trainer.is_global_zero else 0)
+    if not cli.trainer.is_global_zero:
+        sys.exit(0)
+    sys.exit(report_end(cli.trainer, learn_at_end(cli.trainer, cli.model)))
 
 
 if __name__ == "__main__":

@@ -360,6 +360,7 @@ def learn_counts(
     data: Tensor | None = None,
     nfe: int | None = None,
     seed: int = 0,
+    advance: Callable[[int], None] = lambda count: None,
 ) -> LearnedCounts:
     """Learn how many coordinates each evaluation should reveal.
 
@@ -374,6 +375,8 @@ def learn_counts(
         data: these sequences (B, D). None: samples of the model.
         nfe: budget of these samples. None is D, one token per evaluation.
         seed: of all randomness.
+        advance: called with the number of sequences after each evaluation, for a progress bar: D times for
+            each sequence.
 
     Returns:
         Counts for every budget, for `counts` of `tauflow.Model`.
@@ -397,7 +400,7 @@ def learn_counts(
         len(data) > 1,
         "counts are learned from at least 2 sequences: one half of them chooses, the other forecasts",
     )
-    halves = [excess(model, order, half, generator) for half in data.chunk(2)]
+    halves = [excess(model, order, half, generator, advance) for half in data.chunk(2)]
     return learned_from(order_of_counts(order, model.shape), halves)
 
 
@@ -417,7 +420,13 @@ def orders_of(model: Model) -> list[OrderName]:
 
 
 @torch.no_grad()
-def excess(model: Model, order: OrderName, data: Tensor, seed: int | torch.Generator = 0) -> Tensor:
+def excess(
+    model: Model,
+    order: OrderName,
+    data: Tensor,
+    seed: int | torch.Generator = 0,
+    advance: Callable[[int], None] = lambda count: None,
+) -> Tensor:
     """Measure E[c, j] on data (B, D), float64 (D, D): what the j-th token costs if it is drawn given c."""
     check_order(model, order)
     process, length, generator = model.process, model.length, make_generator(seed)
@@ -427,11 +436,15 @@ def excess(model: Model, order: OrderName, data: Tensor, seed: int | torch.Gener
     times = drawn_times(along, process, torch.full((len(data),), length), length, generator)
     group = max(1, ROWS // (length * process.num_tokens))
     parts = zip(data.split(group), keys.argsort(1).split(group), times.split(group), strict=True)
-    total = sum((_excess(problem, *part) for part in parts), torch.zeros(length, length, dtype=torch.float64))
+    total = sum(
+        (_excess(problem, *part, advance) for part in parts), torch.zeros(length, length, dtype=torch.float64)
+    )
     return total / len(data)
 
 
-def _excess(problem: Problem, data: Tensor, places: Tensor, times: Tensor) -> Tensor:
+def _excess(
+    problem: Problem, data: Tensor, places: Tensor, times: Tensor, advance: Callable[[int], None]
+) -> Tensor:
     """Return the sum over data (B, D) of E (D, D), from the last evaluation to the first.
 
     places (B, D): the j-th coordinate of the order; times (B, D + 1): of the evaluation after j reveals.
@@ -450,6 +463,7 @@ def _excess(problem: Problem, data: Tensor, places: Tensor, times: Tensor) -> Te
             divergence(own[index], posterior.probs(index)) for index in chunks(hidden.flatten(), num_tokens)
         ]
         found[known, known:] = torch.cat(costs).view(batch, -1).cpu().double().sum(0)
+        advance(batch)
     return found
 
 

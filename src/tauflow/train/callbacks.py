@@ -258,6 +258,27 @@ class Throughput(Callback):
             self._tokens = 0
 
 
+class TrainingTime(Callback):
+    """Counts the seconds of training, with validations and evaluations, over all parts of a resumed run."""
+
+    def __init__(self) -> None:
+        self._before = 0.0  # in parts of the run that ended
+        self._begin: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self._before + (time.perf_counter() - self._begin if self._begin is not None else 0.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self.seconds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._before = float(state["seconds"])
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin = time.perf_counter()
+
+
 class RunSummary(Callback):
     """Prints a summary when training starts: network, data, process, and length."""
 

@@ -18,6 +18,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ from tauflow.train.checkpoint import (
     read,
     save,
 )
+from tauflow.train.counts import budget_of, learn_within
 from tauflow.train.module import KEY
 from tauflow.untrusted import read_json
 
@@ -58,6 +60,7 @@ def export(
     *,
     half: bool = False,
     license: str | None = None,
+    learn: bool = True,
     classes: Iterable[type] = (),
 ) -> Path:
     """Write a model to a folder that you can share: weights, description, tokenizer, and a model card.
@@ -72,6 +75,8 @@ def export(
             file instead.
         half: round the weights to 16 bits, which halves the size. `tauflow.load` gives float32 again.
         license: for the model card, as the Hub names it, such as apache-2.0.
+        learn: for a masked model without learned counts, learn them if that takes less than 5 % of the time
+            that its training took.
         classes: your own classes that the checkpoint may name, as in `tauflow.load`.
 
     Returns:
@@ -90,6 +95,10 @@ def export(
         return target
     check_target(target)
     trained = load(source, classes=classes)
+    if learn and trained.model.process.absorbing and not trained.model.counts:
+        seconds = checkpoint.get("callbacks", {}).get("TrainingTime", {}).get("seconds", 0.0)
+        counts = learn_within(trained.model, budget_of(seconds))
+        trained = replace(trained, model=replace(trained.model, counts=counts))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
