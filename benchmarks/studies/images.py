@@ -176,7 +176,7 @@ class ImageOrders(Study):
                 if reason := no_nll(sampler, model, task, self.sampling(0)):
                     raise SettingsError(f"the study {self.name} measures likelihoods: {reason}")
                 check(model, {str(sampler): sampler}, self.settings.nfes, self.sampling(0))
-                found[task.tokens, name] = Ordered(model, task, sampler)
+                found[str(task.tokens), name] = Ordered(model, task, sampler)
         return found
 
     def cells(self) -> list[Factors]:

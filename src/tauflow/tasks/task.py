@@ -109,7 +109,8 @@ class Task(ABC):
     Options of sample.py call these optional methods: `prompt(text)` (--prompt), `infill(text)` (--infill),
     and `complete(path, keep)` (--complete) return a `Prompt`. `allowed(prompt, length)` (--length) returns
     the tokens bool (D, V) that samples may have, or None for all of them. `use_judges(names, device)`
-    (--judge) measures with other models than the configured ones.
+    (--judge) measures with other models than the configured ones. `origin()` returns what was read, for the
+    start of a run.
 
     Args:
         batch_size: items per optimizer step, over all devices and accumulated batches.
@@ -213,6 +214,29 @@ class Task(ABC):
     @abstractmethod
     def setup(self, stage: str | None = None) -> None:
         """Make `train_data` (stage "fit" or None) and `val_data`. The stages are Lightning's."""
+
+    @property
+    def train_items(self) -> int | None:
+        """Return how many different training items there are; None if that isn't known, or has no end."""
+        data = getattr(self, "train_data", None)
+        return len(data.data) if isinstance(data, Shuffled) else None
+
+    def origin(self) -> str:
+        """Return what was read, such as "notes.txt (1.05 MB), 312,320 tokens"; "" if nothing was."""
+        return ""
+
+    def summary(self) -> list[str]:
+        """Return lines about the data, which are printed when training starts; call `setup` first."""
+        origin = self.origin()
+        data = getattr(self, "train_data", None)
+        train = "" if self.train_items is None else f"train {self.train_items:,} items, "
+        if data is not None and self.train_items is None and len(data) == ENDLESS:
+            train = "train on fresh items, "
+        name = type(self).__name__
+        return [
+            f"{name}: {origin}" if origin else name,
+            f"{train}validation {len(self.val_data):,} items, {self.facts}",
+        ]
 
     def stream(self, share: "Share") -> IterableDataset | None:
         """Return one rank's training batches for data without positions; None: `train_data` has positions."""

@@ -291,15 +291,19 @@ class RunSummary(Callback):
     def lines(self, trainer: Trainer, module: DFMModule) -> list[str]:
         """Return the summary of a run."""
         parameters = in_words(sum(parameter.numel() for parameter in module.network.parameters()))
-        name = type(module.task).__name__ if module.task is not None else "a data loader"
-        source = module.process.name
+        data = ["a data loader", str(module.facts)] if module.task is None else module.task.summary()
         steps = trainer.estimated_stepping_batches
-        batch = f" x {module.task.batch_size} items" if module.task is not None else ""
-        training = "until it is stopped" if steps == math.inf else f"{steps:.0f} steps{batch}"
+        training = "until it is stopped" if steps == math.inf else f"{steps:.0f} steps"
+        if module.task is not None:
+            training += f" x {module.task.batch_size} items"
+            items = module.task.train_items
+            if items and steps != math.inf:
+                training += f" = {steps * module.task.batch_size / items:.3g} passes over the training data"
         return [
             f"network     {type(module.network).__name__}, {parameters} parameters, plus an averaged copy",
-            f"data        {name}, {module.facts}",
-            f"process     {source} source, {module.schedule.name} schedule",
+            f"data        {data[0]}",
+            *(f"            {line}" for line in data[1:]),
+            f"process     {module.process.name} source, {module.schedule.name} schedule",
             f"training    {training}, on {trainer.strategy.root_device.type} x {trainer.world_size}",
         ]
 

@@ -78,7 +78,7 @@ class ImageSurvey:
             if pixels.ndim == 3:
                 color = True
                 grey = grey and bool((pixels == pixels[..., :1]).all())
-        found = np.array(sizes).reshape(-1, 2)
+        found: np.ndarray = np.array(sizes).reshape(-1, 2)
         low, high = (found.min(0), found.max(0)) if sizes else ([0, 0], [0, 0])
         return cls(len(sizes), [int(side) for side in low], [int(side) for side in high], color, grey)
 
@@ -90,6 +90,11 @@ class ImageSurvey:
             return height, width
         side = min(height, width, REDUCED_SIDE)
         return side, side
+
+    def __str__(self) -> str:
+        smallest, largest = (f"{height} x {width}" for height, width in (self.smallest, self.largest))
+        size = smallest if smallest == largest else f"{smallest} to {largest}"
+        return f"{self.count:,} images of {size} pixels"
 
     @property
     def val_share(self) -> float:

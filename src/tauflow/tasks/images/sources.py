@@ -107,6 +107,10 @@ class ImageSource(ABC):
     @abstractmethod
     def digest(self) -> str: ...
 
+    def describe(self) -> str:
+        """Return what it is, for the start of a run."""
+        return type(self).__name__
+
     @abstractmethod
     def classes(self) -> list[str]:
         """Return the names of the classes; none if images have no labels."""
@@ -125,6 +129,9 @@ class ImageFolder(ImageSource):
     """Images in a folder; those in subfolders have the name of the subfolder as their class."""
 
     path: Path
+
+    def describe(self) -> str:
+        return str(self.path)
 
     @cached_property
     def names(self) -> list[Path]:
@@ -170,6 +177,9 @@ class ImageArrays(ImageSource):
     """Abstract: images as arrays in memory, (N, H, W) or (N, H, W, 3), with labels (N,)."""
 
     path: Path
+
+    def describe(self) -> str:
+        return str(self.path)
 
     @abstractmethod
     def arrays(self, split: SplitName) -> ImagesAndLabels:
@@ -282,6 +292,9 @@ class HubImages(ImageSource):
     image: str | None
     label: str | None
     labelled: bool
+
+    def describe(self) -> str:
+        return self.name
 
     @cached_property
     def data(self) -> Any:

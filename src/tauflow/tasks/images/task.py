@@ -16,7 +16,7 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from tauflow.denoise.model import ChannelsName
-from tauflow.errors import SettingsError, printable
+from tauflow.errors import SettingsError, join_names, printable
 from tauflow.numerics import generator_for
 from tauflow.samplers import Prompt
 from tauflow.tasks.images.items import Flipped, ImageCache, ImageItems, ImageSplit, KeptImages, cached_images
@@ -159,7 +159,7 @@ class Images(Task):
                 self.hub_val_split,
                 self.image_column,
                 self.label_column,
-                self.labels,
+                bool(self.labels),
             )
         if self.pictures is not None:
             return ImageFolder(Path(self.pictures).expanduser())
@@ -212,6 +212,13 @@ class Images(Task):
 
     def _choose(self, split: SplitName, count: int) -> ImageItems:
         return self._items(split).some(count, generator_for("images", split, self.seed))
+
+    def origin(self) -> str:
+        survey = self._cache.survey
+        height, width = self.shape[:2]
+        fitted = "" if [height, width] == survey.smallest == survey.largest else f", made {height} x {width}"
+        classes = f", classes {join_names(self.class_names or [], 10)}" if self.labels else ""
+        return f"{self.source.describe()}, {survey}{fitted}{classes}"
 
     def begin_run(self, folder: Path) -> None:
         """Save the images that samples are measured against, so that a checkpoint needs no others."""

@@ -92,6 +92,9 @@ class MoleculeSource(SequenceSource):
                 )
             yield entry._replace(text=text)
 
+    def describe(self) -> str:
+        return self.source.describe()
+
     def digest(self) -> str:
         return f"{self.source.digest()} {self.representation} {self.trusted} {self.share} {self.seed}"
 

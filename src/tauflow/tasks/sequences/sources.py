@@ -26,6 +26,7 @@ from tauflow.tasks.caches import building, key_of, tracked
 from tauflow.tasks.sequences.tokens import PAD, Tokens, describe_uncovered, learn_merges, make_splitter
 from tauflow.tasks.text.corpus import (
     HubCorpus,
+    describe_files,
     digest_of,
     find_files,
     is_validation,
@@ -65,6 +66,10 @@ class SequenceSource(ABC):
     @abstractmethod
     def digest(self) -> str: ...
 
+    def describe(self) -> str:
+        """Return what it is, for the start of a run."""
+        return type(self).__name__
+
 
 @dataclass(frozen=True)
 class StringFiles(SequenceSource):
@@ -73,6 +78,10 @@ class StringFiles(SequenceSource):
     names: str  # or patterns, separated by commas
     column: str | None = None  # of tables with several columns
     flag: str = "--data.files"
+
+    def describe(self) -> str:
+        column = f", column {self.column}" if self.column else ""
+        return f"{describe_files(self.paths())}{column}"
 
     def paths(self) -> list[Path]:
         return find_files(split_patterns(self.names), self.flag)
@@ -100,6 +109,9 @@ class HubStrings(SequenceSource):
     """A column of a data set of the hub, or of a local one that the datasets library reads."""
 
     hub: HubCorpus
+
+    def describe(self) -> str:
+        return self.hub.describe()
 
     def entries(self) -> Iterator[Entry]:
         source = f"the data set {self.hub.name!r}"

@@ -214,6 +214,11 @@ class Sequences(TextTask):
         if stage in ("fit", None):
             self.train_data = Shuffled(TableItems(self._columns("train")), self.seed, name="sequence order")
 
+    def origin(self) -> str:
+        table = self._table
+        skipped = f", {table.skipped:,} longer ones skipped" if table.skipped else ""
+        return f"{self.source.describe()}, {len(table.train) + len(table.val):,} strings{skipped}"
+
     def begin_run(self, folder: Path) -> None:
         """Save the statistics of the strings; a resumed run must have the strings that it started with."""
         path = folder / STATISTICS

@@ -8,7 +8,7 @@ import os
 import re
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,10 +28,17 @@ class Corpus(ABC):
     @abstractmethod
     def digest(self) -> str: ...
 
+    def describe(self) -> str:
+        """Return what it is, for the start of a run."""
+        return type(self).__name__
+
 
 @dataclass(frozen=True)
 class BuiltIn(Corpus):
     """The language reference that ships with CPython: 79 documents, half a million characters."""
+
+    def describe(self) -> str:
+        return "CPython's language reference"
 
     def documents(self) -> Iterator[str]:
         from pydoc_data.topics import topics
@@ -48,6 +55,9 @@ class TextFiles(Corpus):
 
     patterns: tuple[str, ...]
     document: DocumentName = "block"
+
+    def describe(self) -> str:
+        return describe_files(find_files(self.patterns))
 
     def documents(self) -> Iterator[str]:
         for path in find_files(self.patterns):
@@ -69,6 +79,9 @@ class HubCorpus(Corpus):
     split: str
     column: str
     streaming: bool = False
+
+    def describe(self) -> str:
+        return f"{self.name} ({self.split})"
 
     def load(self) -> Any:
         import datasets
@@ -158,6 +171,14 @@ def find_files(patterns: Iterable[str], flag: str = "--data.files") -> list[Path
             )
         found += paths
     return list(dict.fromkeys(found))
+
+
+def describe_files(paths: Sequence[Path]) -> str:
+    """Return the names of the first files, and the size of all of them."""
+    names = ", ".join(path.name for path in paths[:3])
+    more = f" and {len(paths) - 3} more files" if len(paths) > 3 else ""
+    size = sum(path.stat().st_size for path in paths)
+    return f"{names}{more} ({size / 1e6:.3g} MB)" if size >= 1e5 else f"{names}{more} ({size / 1e3:.3g} kB)"
 
 
 def read_text(path: Path, flag: str = "--data.files") -> str:

@@ -180,6 +180,12 @@ class Text(TextTask):
     def stream(self, share: Share) -> IterableDataset | None:
         return Streamed(self._hub, self.tokens, self._split, share) if self.streaming else None
 
+    def origin(self) -> str:
+        if self.streaming:
+            return f"{self.corpus.describe()}, streamed"
+        tokens = sum(map(len, self._blocks)) * self.length
+        return f"{self.corpus.describe()}, {tokens:,} tokens in blocks of {self.length}"
+
     def begin_run(self, folder: Path) -> None:
         """Save the statistics that samples are measured against, so that a checkpoint needs no corpus."""
         if not (folder / STATISTICS).exists():
