@@ -1,6 +1,7 @@
 """`tauflow ...`: commands by name, configurations by name, and what a wheel contains."""
 
 import runpy
+import signal
 import subprocess
 import sys
 import tomllib
@@ -62,6 +63,15 @@ def test_train_and_sample_by_name(monkeypatch, tmp_path, capfd):
         )
     assert stop.value.code == 0
     assert '"tauflow sample --nfe 2' in (tmp_path / "out" / "results.json").read_text()
+
+
+def test_a_page_may_be_cut():
+    """As by `| head`, which reads a part and closes the pipe."""
+    command = [sys.executable, "-u", "-m", "tauflow", "sample", "--help", "samplers"]
+    with subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 128 + signal.SIGPIPE
 
 
 def test_a_local_file_wins(monkeypatch, tmp_path):

@@ -57,6 +57,11 @@ def test_an_unknown_topic():
         show_help("sample", ["--help", "sampler"])
 
 
+def test_help_among_other_flags(capsys):
+    assert show_help("train", ["-c", "countdown", "--help", "--trainer.max_steps", "4"])
+    assert "Usage: " in capsys.readouterr().out
+
+
 def test_no_help_asked_for():
     assert not show_help("sample", ["--nfe", "8"])
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import tauflow
 from tauflow.cli.configs import CONFIGS, describe_configs
 from tauflow.cli.help import show_help
-from tauflow.cli.messages import suggest
+from tauflow.cli.messages import exit_with_reader, suggest
 
 ABOUT = {
     "train": "train a model from a configuration and flags",
@@ -35,10 +35,12 @@ repository, where `python -m benchmarks` lists them.
 
 def run(command: str, words: Sequence[str]) -> None:
     """Run a command with the words after its name, or show its help."""
-    if show_help(command, words):
-        return
     try:
+        if show_help(command, words):
+            return
         start = find_command(command)
+    except BrokenPipeError:
+        exit_with_reader()
     except KeyboardInterrupt:
         sys.exit("\nstopped before anything was done")
     start(list(words))
@@ -64,7 +66,10 @@ def list_configs(words: list[str]) -> None:
     """Print the configurations that come with the package."""
     if words:
         sys.exit(f"error: tauflow configs takes no arguments, got {' '.join(words)}.")
-    print(f"{describe_configs()}\n\nThey're in {CONFIGS}. Use one with tauflow train -c NAME.")
+    try:
+        print(f"{describe_configs()}\n\nThey're in {CONFIGS}. Use one with tauflow train -c NAME.")
+    except BrokenPipeError:
+        exit_with_reader()
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ def show_help(command: str, words: Sequence[str]) -> bool:
     asked = next((number for number, word in enumerate(words) if word in ("-h", "--help")), None)
     if asked is None or command not in TOPICS:
         return False
-    topic = "".join(words[asked + 1 : asked + 2])
+    topic = next((word for word in words[asked + 1 : asked + 2] if not word.startswith("-")), "")
     if topic and topic not in TOPICS[command]:
         sys.exit(f"error: --help must be followed by {', '.join(TOPICS[command])}, or nothing, got {topic}.")
     print(describe(command, topic).rstrip())

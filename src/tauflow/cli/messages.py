@@ -36,6 +36,12 @@ def stop_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def exit_with_reader() -> NoReturn:
+    """Exit without a message: the reader of a pipe has read enough, as `| head` does."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes again at exit
+    sys.exit(128 + signal.SIGPIPE)
+
+
 @contextmanager
 def exit_with_message(resume: str) -> Iterator[None]:
     """Exit with one line for every error that a user can fix, and when a signal stops the block.
@@ -49,9 +55,8 @@ def exit_with_message(resume: str) -> Iterator[None]:
         with stop_on_sigterm():
             yield
             sys.stdout.flush()
-    except BrokenPipeError:  # the reader has read enough, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes again at exit
-        sys.exit(128 + signal.SIGPIPE)
+    except BrokenPipeError:
+        exit_with_reader()
     except RuntimeError as error:
         if not is_lost_rank(error):
             raise

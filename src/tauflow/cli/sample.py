@@ -761,7 +761,7 @@ def announce(job: SampleJob, results: "Results", settings: SampleSettings) -> No
     else:
         print(f"checkpoint  {job.path}  (step {step}, {facts})", flush=True)
         if step < BARELY_TRAINED:
-            print(f"note        {describe_barely_trained(step, task)}", flush=True)
+            print(describe_barely_trained(step, task), flush=True)
     if task.guidance is not None and not settings.guidance:
         print(f"guidance    none; --guidance {task.guidance:g} is recommended for this model", flush=True)
     cells = job.grid.cells()
@@ -774,12 +774,12 @@ def describe_barely_trained(step: int, task: "Task") -> str:
     """Return that a model is barely trained, and how to sample a shipped one of its task."""
     from tauflow.train.checkpoint import SHIPPED, WHERE_SHIPPED
 
+    said = f"note        trained for {step} steps only: its samples are close to noise"
     name = SHIPPED_OF.get(type(task).__name__)
-    said = f"trained for {step} steps only, so its samples are close to noise."
     if name is None:
         return said
-    how = f"Sample a trained one with `{program('sample')} --task {name}`."
-    return f"{said} {how if SHIPPED.is_dir() else WHERE_SHIPPED}"
+    how = f"a trained model: {program('sample')} --task {name}"
+    return f"{said}\n            {how if SHIPPED.is_dir() else WHERE_SHIPPED}"
 
 
 def show_results(settings: SampleSettings, results: "Results", grid: "SamplerGrid") -> None:
