@@ -67,7 +67,7 @@ def test_train_and_sample_by_name(monkeypatch, tmp_path, capfd):
 
 def test_a_page_may_be_cut():
     """As by `| head`, which reads a part and closes the pipe."""
-    command = [sys.executable, "-u", "-m", "tauflow", "sample", "--help", "samplers"]
+    command = [sys.executable, "-u", "-m", "tauflow", "sample", "--help"]
     with subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
