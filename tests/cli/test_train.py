@@ -18,7 +18,9 @@ from tauflow.train.module import describe
 from tauflow.untrusted import build
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
-HUB = re.compile("gpt2|palette|sequences|molecules")  # these ask for data when they are made: see other tests
+HUB = re.compile(
+    "gpt2|palette|images|sequences|molecules"
+)  # these ask for data when they are made: see other tests
 LOCAL = [path for path in CONFIGS if not HUB.search(path.stem)]
 OVERLAYS = ["smoke"]
 

@@ -19,7 +19,15 @@ from tauflow.denoise.model import ChannelsName
 from tauflow.errors import SettingsError, join_names, printable
 from tauflow.numerics import generator_for
 from tauflow.samplers import Prompt
-from tauflow.tasks.images.items import Flipped, ImageCache, ImageItems, ImageSplit, KeptImages, cached_images
+from tauflow.tasks.images.items import (
+    VAL_SHARE,
+    Flipped,
+    ImageCache,
+    ImageItems,
+    ImageSplit,
+    KeptImages,
+    cached_images,
+)
 from tauflow.tasks.images.metrics import REFERENCE, image_metrics, label_of
 from tauflow.tasks.images.sources import (
     HubImages,
@@ -68,7 +76,7 @@ class Images(Task):
         batch_size: items of an optimizer step over all devices and accumulated batches together.
         epoch_items: training items called an epoch; the next epoch continues in the order.
         val_share: share of the images that are for validation, chosen by their pixels, where the source has
-            none for validation. By default 0.05, and more if there are few images.
+            none for validation. By default 0.05, and more if a folder has few images.
         val_items: images of the validation set, at most.
         features: network whose features samples are compared in: lite0, inception, or your own class;
             none: only what needs no network is measured.
@@ -122,6 +130,8 @@ class Images(Task):
                 f"Give one source of images, not {' and '.join(given)}. Set the others to null. For your own "
                 "images, -c configs/images.yaml has no other source."
             )
+        if self.val_share is None and self.pictures is None:
+            self.val_share = VAL_SHARE
         if self.labels is None:
             self.labels = self.pictures is not None and len(self.source.classes()) > 1
         if self.tokens is None:
@@ -134,7 +144,7 @@ class Images(Task):
         if self.labels:
             self.class_names = self._cache.classes if self.class_names is None else self.class_names
             self.conditions = (len(self.class_names),)
-        if self.val_share is None and self._has_source:
+        if self.val_share is None:
             self.val_share = self._cache.val_share
         if self.size is None:
             height, width = self._cache.images["train"].shape[1:3]
