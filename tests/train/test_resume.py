@@ -19,7 +19,7 @@ from conftest import (
 )
 
 from tauflow.train.checkpoint import AtomicCheckpointIO
-from tauflow.train.module import DFMModule
+from tauflow.train.module import DFMModule, OptimizerConfig
 
 STEPS = 20  # an epoch is 8 steps, so 20 end in the middle of one
 
@@ -238,3 +238,58 @@ def test_a_run_begun_by_an_earlier_version_resumes(tmp_path):
     assert old["tauflow"] == new["tauflow"], "the resumed run writes checkpoints of this version"
     for part in ("state_dict", "optimizer_states"):
         torch.testing.assert_close(old[part], new[part], atol=1e-5, rtol=1e-4)
+
+
+# Settings that a resumed run changes
+
+
+def rates(folder: Path) -> list[float]:
+    return [value for _, value in read_scalars(folder)["train/learning_rate"]]
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_settings_change_from_the_resumed_step_on(tmp_path, name):
+    """Twice: the learning rates of an uninterrupted run with the new settings follow, and each start keeps
+    its record."""
+    peak = "learning_rate" if name == "adamw" else "muon_learning_rate"
+    common = [*TINY, f"--model.optimizer.name={name}", f"--trainer.default_root_dir={tmp_path}"]
+    train_here(*common, "--trainer.max_steps=8", f"--model.optimizer.{peak}=0.004", cwd=tmp_path)
+    folder = tmp_path / "version_0"
+    first = (folder / "config.yaml").read_text(), (folder / "hparams.yaml").read_text()
+
+    new = [f"--model.optimizer.{peak}=0.0005", "--model.optimizer.weight_decay=0.5"]
+    new += ["--trainer.max_steps=12", "--model.optimizer.warmup_steps=1", "--trainer.gradient_clip_val=0.5"]
+    said = train_here(*common, *new, "--ckpt_path=last", cwd=tmp_path)
+    assert f"changed     model.optimizer.{peak} 0.004 -> 0.0005 from step 8" in said
+    assert "changed     trainer.max_steps 8 -> 12 from step 8" in said
+    assert said.count("changed ") == 5
+    config = OptimizerConfig(warmup_steps=1)
+    assert rates(folder)[8:] == pytest.approx([0.0005 * config.factor(step, 12) for step in range(8, 12)])
+    groups = load_plain(folder / "last.ckpt")["optimizer_states"][0]["param_groups"]
+    assert 0.5 in [group["weight_decay"] for group in groups]
+    assert ((folder / "config.yaml").read_text(), (folder / "hparams_1.yaml").read_text()) == first
+    assert f"{peak}: 0.0005" in (folder / "config_from_step_8.yaml").read_text()
+    assert f"{peak}: 0.0005" in (folder / "hparams.yaml").read_text()
+
+    again = ["-c", str(folder / "config_from_step_8.yaml"), "--trainer.max_steps=14"]
+    said = train_here(*again, "--ckpt_path", str(folder / "last.ckpt"), cwd=tmp_path)
+    assert [line for line in said.splitlines() if line.startswith("changed")] == [
+        "changed     trainer.max_steps 12 -> 14 from step 12"
+    ]
+    assert rates(folder)[12] == pytest.approx(0.0005 * config.factor(12, 14))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("--seed_everything=1", "seed: 0 there, 1 here"),
+        ("--model.optimizer.name=muon", "optimizer.name: adamw there, muon here"),
+        ("--model.condition_dropout=0.5", "condition_dropout: 0.1 there, 0.5 here"),
+        ("--model.loss_on=all", "loss_on: corrupted there, all here"),
+    ],
+)
+def test_settings_that_cannot_change(trained, tmp_path, change, expected):
+    place = [f"--trainer.default_root_dir={tmp_path}", f"--ckpt_path={trained}/last.ckpt"]
+    with pytest.raises(AssertionError, match=expected):
+        train_here(*TINY, *place, "--trainer.max_steps=32", change, cwd=tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -22,6 +22,7 @@ from tauflow.evaluation import evaluate
 from tauflow.evaluation.results import Results
 from tauflow.files import lock_folder
 from tauflow.train.module import DFMModule
+from tauflow.train.resume import find_run_config
 
 EVALUATED = [
     *("--evaluation.every_n_validations=2", "--evaluation.samplers=[tr_cie]", "--evaluation.nfes=[2,4]"),
@@ -335,6 +336,23 @@ def test_a_logger_that_cannot_be_made(here, tmp_path):
         "    def __init__(self, save_dir: str): raise RuntimeError('no key')\n"
     )
     refused(here, tmp_path, ["--trainer.logger=own_logger.Broken"], "The logger Broken can't be made: no key")
+
+
+def test_the_command_that_resumes_has_the_newest_settings(here, tmp_path, monkeypatch):
+    training_step = DFMModule.training_step
+
+    def stopped(module, batch, batch_idx):
+        if module.trainer.global_step == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+        return training_step(module, batch, batch_idx)
+
+    assert here("--trainer.max_steps=8").code == 0
+    monkeypatch.setattr(DFMModule, "training_step", stopped)
+    ended = here("--trainer.max_steps=16", "--ckpt_path=last", "--model.optimizer.learning_rate=0.003")
+    assert ended.code == 130
+    folder = "runs/version_0"
+    assert f"-c {folder}/config_from_step_8.yaml --ckpt_path {folder}/last.ckpt" in ended
+    assert find_run_config(tmp_path / folder, 8).name == "config.yaml", "the checkpoint of step 8 had these"
 
 
 def test_a_metric_of_training_is_the_monitor(here, tmp_path):

@@ -40,7 +40,7 @@ from tauflow import files
 from tauflow.cli.configs import find_config
 from tauflow.cli.messages import exit_with_message, explain_parser, keep_facts
 from tauflow.distributed import is_lost_rank
-from tauflow.errors import CheckpointError, SettingsError, TauflowError, WriteError, first_line, program
+from tauflow.errors import CheckpointError, SettingsError, TauflowError, WriteError, first_line, program, shorten
 from tauflow.evaluation.callback import SamplerEvaluation, fast_dev_run, owes_evaluation
 from tauflow.evaluation.evaluate import SamplerGrid, real_items
 from tauflow.evaluation.tables import print_results
@@ -73,7 +73,14 @@ from tauflow.train.checkpoint import (
 )
 from tauflow.train.counts import CONTEXTS, budget_of, learn_within
 from tauflow.train.module import DFMModule
-from tauflow.train.resume import Restored, check_resumable, check_settings, resume_error
+from tauflow.train.resume import (
+    Restored,
+    check_resumable,
+    check_settings,
+    find_changes,
+    find_run_config,
+    resume_error,
+)
 
 DEFAULT_CONFIG = "countdown"
 IN_RUN_FOLDER = ""  # `save_dir` of a logger that writes to the folder of the run
@@ -275,6 +282,8 @@ def open_run_folder(trainer: RunTrainer, setting: Any, root: Path, resumed: Resu
         yield
         return
     continued = resumed if resumed is not None and resumed.in_place else None
+    if continued:
+        find_callback(trainer, SaveConfig).config_filename = f"config_from_step_{continued.step}.yaml"
     with _lock(continued.folder) if continued else _make_and_lock(root) as folder:
         trainer.run_folder = folder
         trainer.loggers = make_loggers(settings, folder, continued)
@@ -336,6 +345,7 @@ def make_loggers(settings: list[Any], folder: Path, resumed: Resumed | None) -> 
     place: dict[str, Any] = {"save_dir": str(folder.parent), "name": "", "version": folder.name}
     if resumed is not None:
         place["purge_step"] = resumed.step + 1  # a killed run may have logged more than it saved
+        _keep_earlier(folder / "hparams.yaml")
     if not settings:
         return [TensorBoardLogger(**place, default_hp_metric=False)]
     made = []
@@ -357,11 +367,15 @@ def make_loggers(settings: list[Any], folder: Path, resumed: Resumed | None) -> 
                 f"The logger {cls.__name__} can't be made: {' '.join(str(error).split())}"
             ) from error
         if isinstance(made[-1], CSVLogger):
-            old = Path(made[-1].log_dir) / "metrics.csv"  # of an earlier part of the run; it would remove it
-            if old.exists():
-                free = (old.with_name(f"metrics_{number}.csv") for number in count(1))
-                old.rename(next(path for path in free if not path.exists()))
+            _keep_earlier(Path(made[-1].log_dir) / "metrics.csv")
     return made
+
+
+def _keep_earlier(path: Path) -> None:
+    """Rename a file of an earlier part of the run, which its logger would replace."""
+    if path.exists():
+        free = (path.with_stem(f"{path.stem}_{number}") for number in count(1))
+        path.rename(next(each for each in free if not each.exists()))
 
 
 # Lightning CLI
@@ -535,6 +549,10 @@ class TauflowCLI(LightningCLI):
             check_settings(resumed.checkpoint, resumed.path, self.model, task, accumulate)
         path = resumed.path if resumed is not None else None
         with open_run_folder(self.trainer, self.config.trainer.logger, self._root, resumed):
+            if resumed is not None:
+                config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+                changes = find_changes(resumed.checkpoint, resumed.path, config)
+                report_changes(self.trainer, changes, resumed.step)
             self.resumed = resumed = None  # the checkpoint is read again by the trainer
             if self.trainer.num_nodes > 1:
                 cluster: Any = self.trainer.strategy.cluster_environment  # type: ignore[attr-defined]
@@ -548,6 +566,22 @@ class TauflowCLI(LightningCLI):
                 if clear or path is None or find_callback(self.trainer, Restored).done:
                     raise
                 raise resume_error(path, str(error)) from error
+
+
+def report_changes(trainer: Trainer, changes: dict[str, tuple[Any, Any]], step: int) -> None:
+    """Print and log the settings that a resumed run changes."""
+    lines = [
+        f"{name} {_short(old)} -> {_short(new)} from step {step}" for name, (old, new) in changes.items()
+    ]
+    for line in lines:
+        print_once(f"changed     {line}")
+    for logger in trainer.loggers:
+        if lines and isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_text("changed settings", "\n".join(f"    {line}" for line in lines), step)
+
+
+def _short(value: Any) -> str:
+    return "null" if value is None else shorten(str(value))
 
 
 class OnlyEvaluate(Callback):
@@ -570,7 +604,11 @@ def check_trainer_settings(trainer: Namespace) -> None:
 
 
 class SaveConfig(SaveConfigCallback):
-    """Writes config.yaml atomically, without where the run was resumed from: it repeats all of it."""
+    """Writes the settings of each start atomically, without where the run was resumed from.
+
+    The first start writes config.yaml, which repeats the run. A resume in its folder writes
+    config_from_step_N.yaml.
+    """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         folder = trainer.log_dir  # asked on all ranks: it is broadcast
@@ -592,7 +630,8 @@ def describe_saved(trainer: Trainer) -> str:
     if saved.last_step is None:
         return "nothing was saved yet; start it again with the same command"
     folder = shlex.quote(str(saved.folder))
-    command = f"{program('train')} -c {folder}/config.yaml --ckpt_path {folder}/last.ckpt"
+    config = find_run_config(saved.folder).name
+    command = f"{program('train')} -c {folder}/{config} --ckpt_path {folder}/last.ckpt"
     return f"{saved.last_path} of step {saved.last_step} is safe; to resume: {command}"
 
 

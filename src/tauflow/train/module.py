@@ -10,7 +10,7 @@ D coordinates, R rows, V data tokens, C columns of a condition.
 import copy
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -146,6 +146,33 @@ def _reshape(weight: nn.Parameter, shape: Sequence[int]) -> None:
     weight.grad = None  # it must have the weight's shape
     weight.data = weight.data.view(shape)
     weight.grad = None if gradient is None else gradient.view(shape)
+
+
+class LearningRates(torch.optim.lr_scheduler.LambdaLR):
+    """The learning rate over steps, in a form that can change when a run is resumed.
+
+    A checkpoint gives the step, and what the optimizer remembers. The settings of the optimizer (learning
+    rates, weight decay, betas) are those of the resumed run, from its first step on.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, factor: Callable[[int], float]):
+        super().__init__(optimizer, factor)
+        self._settings = [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in super().state_dict().items() if name != "_settings"}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the step; Lightning restores the optimizer before."""
+        super().load_state_dict(state_dict | {"base_lrs": self.base_lrs})
+        groups = zip(self.optimizer.param_groups, self._settings, self.lr_lambdas, strict=True)
+        for group, settings, factor in groups:
+            group.update(settings)
+            group["lr"] = settings["initial_lr"] * factor(self.last_epoch)
+        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
 
 class EMA(nn.Module):
@@ -441,7 +468,7 @@ class DFMModule(LightningModule):
         config = self.optimizer_config
         total = self.trainer.estimated_stepping_batches
         optimizer = config.build(self.network)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: config.factor(step, total))
+        scheduler = LearningRates(optimizer, lambda step: config.factor(step, total))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     # Validation: fixed items, fixed noise, averaged weights

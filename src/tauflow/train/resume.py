@@ -1,17 +1,20 @@
-"""Resume a run: what a checkpoint must have, and what may not change (data, model, and batches)."""
+"""Resume a run: what a checkpoint must have, what may change, and what may not (data, model, batches)."""
 
 import hashlib
+import math
 from pathlib import Path
 from typing import Any
 
+import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tauflow.errors import CheckpointError, shorten
 from tauflow.tasks import Task
+from tauflow.train.checkpoint import update_names
 from tauflow.train.module import KEY, DFMModule, describe
 from tauflow.untrusted import path_of
 
-MODEL = ("facts", "source", "schedule", "network")
+MODEL = ("facts", "source", "schedule", "network", "loss_on", "condition_dropout", "seed")
 LONG = 200  # characters of a value that is shown by its digest
 STATES = {"epoch": int, "loops": dict, "callbacks": dict, "optimizer_states": list, "lr_schedulers": list}
 
@@ -61,17 +64,65 @@ def check_settings(
         wrong = "; ".join(
             f"{name}: {_short(saved[name])} there, {_short(now.get(name))} here" for name in different
         )
+        config = find_run_config(path.parent, checkpoint["global_step"])
         raise CheckpointError(
-            f"{path} was trained with other settings ({wrong}). Continue it with its own: -c "
-            f"{path.parent}/config.yaml, if you trust that file: classes that it names are imported."
+            f"{path} was trained with other settings ({wrong}). Continue it with its own: -c {config}, if "
+            "you trust that file: classes that it names are imported."
         )
+
+
+def find_run_config(folder: Path, step: float = math.inf) -> Path:
+    """Return the configuration that the checkpoint of a step was trained with; by default the newest one.
+
+    A run's first start writes config.yaml. Resuming it in its folder writes config_from_step_N.yaml.
+    """
+    starts = {0: folder / "config.yaml"}
+    for path in folder.glob("config_from_step_*.yaml"):
+        number = path.stem.rpartition("_")[2]
+        if number.isdecimal() and int(number) < step:
+            starts[int(number)] = path
+    return starts[max(starts)]
+
+
+def find_changes(
+    checkpoint: dict[str, Any], path: Path, config: dict[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ from those that a checkpoint was trained with: {flag: (old, new)}.
+
+    The old ones are in the configuration next to the checkpoint. Without that file, only those of the
+    optimizer are known.
+    """
+    saved = find_run_config(path.parent, checkpoint["global_step"])
+    old: Any = {"model": {"optimizer": checkpoint[KEY]["model"]["init_args"]["optimizer"]["init_args"]}}
+    if saved.is_file():
+        try:
+            old = yaml.safe_load(update_names(saved.read_text(encoding="utf-8")))
+        except (ValueError, yaml.YAMLError) as error:
+            raise CheckpointError(f"{saved} isn't valid YAML: {shorten(str(error))}") from None
+    before = _by_flag(old)
+    now = _by_flag(config)
+    kept = [name for name in now if name in before and name not in ("ckpt_path", "init_from")]
+    return {name: (before[name], now[name]) for name in kept if before[name] != now[name]}
+
+
+def _by_flag(value: Any, name: str = "") -> dict[str, Any]:
+    """Return nested settings by the names of their flags."""
+    if not isinstance(value, dict):
+        return {name: value}
+    found = {name: value["class_path"]} if "class_path" in value else {}
+    for key, item in (value.get("init_args") or {} if found else value).items():
+        found |= _by_flag(item, f"{name}.{key}".lstrip("."))
+    return found
 
 
 def _facts(
     model: dict[str, Any], described: dict[str, Any] | None, task: Task, accumulate: int | None
 ) -> dict[str, Any]:
     """Return what must be the same, without settings that an earlier version didn't have."""
-    facts = {name: model["init_args"].get(name) for name in MODEL} | {"accumulate_grad_batches": accumulate}
+    arguments = model["init_args"]
+    facts = {name: arguments[name] for name in MODEL if name in arguments}
+    facts["optimizer.name"] = arguments["optimizer"]["init_args"].get("name", "adamw")
+    facts["accumulate_grad_batches"] = accumulate
     if described is None or described["class_path"] != path_of(type(task)):
         return {"task": described and described["class_path"], **facts}
     for name, value in described["init_args"].items():
