@@ -40,7 +40,7 @@ from tauflow import files
 from tauflow.cli.configs import find_config
 from tauflow.cli.messages import exit_with_message, explain_parser, keep_facts
 from tauflow.distributed import is_lost_rank
-from tauflow.errors import CheckpointError, SettingsError, TauflowError, WriteError, first_line, program, shorten
+from tauflow.errors import CheckpointError, SettingsError, TauflowError, WriteError, first_line, program
 from tauflow.evaluation.callback import SamplerEvaluation, fast_dev_run, owes_evaluation
 from tauflow.evaluation.evaluate import SamplerGrid, real_items
 from tauflow.evaluation.tables import print_results
@@ -74,13 +74,16 @@ from tauflow.train.checkpoint import (
 from tauflow.train.counts import CONTEXTS, budget_of, learn_within
 from tauflow.train.module import DFMModule
 from tauflow.train.resume import (
+    LONG,
     Restored,
     check_resumable,
     check_settings,
     find_changes,
     find_run_config,
     resume_error,
+    show,
 )
+from tauflow.train.start import Start
 
 DEFAULT_CONFIG = "countdown"
 IN_RUN_FOLDER = ""  # `save_dir` of a logger that writes to the folder of the run
@@ -454,6 +457,13 @@ class TauflowCLI(LightningCLI):
             default=None,
             help="Resume from this checkpoint, a run's folder (its last.ckpt), or the newest run: last.",
         )
+        parser.add_argument(
+            "--init_from",
+            type=str | None,
+            default=None,
+            help="Start from a trained model, with its network and its tokenizer or vocabulary: a "
+            "checkpoint, a run's folder, an exported folder, a shipped model, or user/name on the Hub.",
+        )
         parser.add_lightning_class_args(SamplerEvaluation, "evaluation")
         parser.add_lightning_class_args(Checkpoints, "checkpoints")
         parser.link_arguments("data.facts", "model.facts", apply_on="instantiate")
@@ -468,6 +478,8 @@ class TauflowCLI(LightningCLI):
         except ValueError as error:  # of a class, within a report of the parser
             raise SettingsError(keep_facts(str(error)) or str(error)) from error
         self.config.trainer.logger = logger
+        if self.start is not None and self.resumed is None:
+            self.start.give_weights(self.model, self.datamodule)
         asked = find_callback(self.trainer, SamplerEvaluation)
         if asked.every_n_validations:  # raise for what can't be done before the run has a folder
             trained = Trained(self.model.model(), self.datamodule)
@@ -475,6 +487,24 @@ class TauflowCLI(LightningCLI):
         self.datamodule = TaskData(self.datamodule)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        self._parse(parser, args)
+        self.start: Start | None = None
+        if self.config.get("init_from") is None:
+            return
+        check_local(self.config.init_from, "--init_from")
+        task = import_object(self.config.data.class_path, Task)
+        network = import_object(self.config.model.network.class_path, NetworkConfig)
+        # a resumed run has the settings from its own checkpoint: where it started from may be gone
+        path = find_resumed(self.config.ckpt_path, self._root) or find_checkpoint(self.config.init_from)
+        self.start = Start.load(path, (task, network))
+        words = list(sys.argv[1:] if args is None else args)
+        files = [n for n, word in enumerate(words, start=1) if word.startswith(("-c", "--config"))]
+        last = max(files, default=0)
+        last += bool(files) and words[last - 1] in ("-c", "--config")
+        words[last:last] = ["--config", yaml.safe_dump(self.start.config(task))]  # flags come later, and win
+        self._parse(parser, words)
+
+    def _parse(self, parser: LightningArgumentParser, args: Any) -> None:
         try:
             super().parse_arguments(parser, args)
         except ArgumentError as error:
@@ -523,8 +553,7 @@ class TauflowCLI(LightningCLI):
         bar = [Progress()] if with_bar else []
         said: list[Callback] = [RunSummary(), LogLines(always=not with_bar)]
         if self.only_evaluates and self.resumed:
-            kwargs |= {"max_steps": self.resumed.step + 1, "max_epochs": -1}
-            said = [OnlyEvaluate()]
+            said = [OnlyEvaluate(self.resumed.step)]
         restored = Restored(self.resumed.step if self.resumed else 0)
         several = str(config.devices).isdecimal() and int(config.devices) > 1
         if config.strategy == "ddp" or (config.strategy == "auto" and several):
@@ -549,6 +578,8 @@ class TauflowCLI(LightningCLI):
             check_settings(resumed.checkpoint, resumed.path, self.model, task, accumulate)
         path = resumed.path if resumed is not None else None
         with open_run_folder(self.trainer, self.config.trainer.logger, self._root, resumed):
+            if self.start is not None and resumed is None:
+                print_once(f"start       {self.start}")
             if resumed is not None:
                 config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
                 changes = find_changes(resumed.checkpoint, resumed.path, config)
@@ -570,9 +601,7 @@ class TauflowCLI(LightningCLI):
 
 def report_changes(trainer: Trainer, changes: dict[str, tuple[Any, Any]], step: int) -> None:
     """Print and log the settings that a resumed run changes."""
-    lines = [
-        f"{name} {_short(old)} -> {_short(new)} from step {step}" for name, (old, new) in changes.items()
-    ]
+    lines = [f"{name} {show(old)} -> {show(new)} from step {step}" for name, (old, new) in changes.items()]
     for line in lines:
         print_once(f"changed     {line}")
     for logger in trainer.loggers:
@@ -580,12 +609,15 @@ def report_changes(trainer: Trainer, changes: dict[str, tuple[Any, Any]], step: 
             logger.experiment.add_text("changed settings", "\n".join(f"    {line}" for line in lines), step)
 
 
-def _short(value: Any) -> str:
-    return "null" if value is None else shorten(str(value))
-
-
 class OnlyEvaluate(Callback):
     """Ends a run that is trained to its end when the evaluation that it owes has been made."""
+
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.fit_loop.epoch_loop.max_steps = self.step + 1  # Lightning wouldn't start otherwise
+        trainer.fit_loop.max_epochs = -1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         print_once("training is finished; the evaluation at its end was not, and is made now")
@@ -615,6 +647,9 @@ class SaveConfig(SaveConfigCallback):
         if trainer.is_global_zero and folder:
             config = self.config.clone()
             config.ckpt_path = None
+            if config.init_from is not None:  # a tokenizer, too long to read, comes with it
+                arguments = vars(config.data.init_args)
+                arguments |= {name: None for name, value in arguments.items() if len(str(value)) > LONG}
             files.write(Path(folder) / self.config_filename, self.parser.dump(config, skip_none=False))
 
 

@@ -173,6 +173,8 @@ class Task(ABC):
     """Settings that may differ in a resumed run; all others must stay."""
     marks: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Marks in shown samples, and what they mean: {"!": "breaks the rule"}."""
+    sample_settings: ClassVar[tuple[str, ...]] = ()
+    """Settings that say what a sample is: its shape and its tokens. With --init_from they're the model's."""
     alone: str = ""  # why there is no real data to compare with, for a checkpoint that came without it
     guidance: float | None = None  # the recommended weight, where there is one
 

@@ -23,6 +23,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torchmetrics import MeanMetric
 
 from tauflow.denoise import DROPPED, Model
+from tauflow.denoise.denoiser import NetworkDenoiser
 from tauflow.errors import NonFiniteLoss, SettingsError
 from tauflow.networks import Network, NetworkConfig, TransformerConfig, network_from
 from tauflow.numerics import generator_for
@@ -30,7 +31,7 @@ from tauflow.process import Noise, Schedule, Source, schedule_from, source_from,
 from tauflow.process.process import LossOn, Redrawn
 from tauflow.tasks.task import DataFacts, Task
 from tauflow.train.bound import Batch, Bound, Validation, batch_condition, batch_tokens, check_values
-from tauflow.untrusted import path_of
+from tauflow.untrusted import check_weights, path_of
 
 KEY = "tauflow"  # of our entry in a checkpoint
 FORMAT = 2  # of that entry
@@ -313,6 +314,40 @@ class DFMModule(LightningModule):
         """Return what is sampled: the averaged weights with their process and shape."""
         facts = self.facts
         return Model(self.ema.network, self.process, facts.shape, channels=facts.channels)
+
+    def load_weights(self, model: Model) -> None:
+        """Start from the weights of a trained model, for the raw weights and the averaged ones.
+
+        Use it to fine-tune on other data: `module.load_weights(tauflow.load(path).model)`. The sizes of the
+        data and the network must be the model's.
+        """
+        denoiser = model.denoiser
+        if not isinstance(denoiser, NetworkDenoiser) or not isinstance(denoiser.network, Network):
+            raise SettingsError(
+                "The model to start from must have a tauflow.Network. Pass one of tauflow.load."
+            )
+        network = denoiser.network
+        sizes = {
+            "shape": (model.shape, self.facts.shape),
+            "tokens": (model.process.num_tokens, self.facts.num_tokens),
+            "conditions": (network.conditions, self.facts.conditions),
+            "states of the source": (model.process.num_states, self.process.num_states),
+        }
+        wrong = [
+            f"{name} {there} there, {here} here" for name, (there, here) in sizes.items() if there != here
+        ]
+        if wrong:
+            raise SettingsError(
+                f"The data must have the sizes of the model to start from, got others ({'; '.join(wrong)}). "
+                "Use such data, or train from scratch."
+            )
+        weights = network.state_dict()
+        try:
+            check_weights(self.network.state_dict(), weights)
+        except ValueError as error:
+            raise SettingsError(f"The network must be that of the model to start from: {error}.") from None
+        self.network.load_state_dict(weights)
+        self.ema.network.load_state_dict(weights)
 
     # Checkpoints
 

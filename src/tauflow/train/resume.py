@@ -62,7 +62,7 @@ def check_settings(
     different = [name for name in saved if saved[name] != now.get(name)]
     if different:
         wrong = "; ".join(
-            f"{name}: {_short(saved[name])} there, {_short(now.get(name))} here" for name in different
+            f"{name}: {show(saved[name])} there, {show(now.get(name))} here" for name in different
         )
         config = find_run_config(path.parent, checkpoint["global_step"])
         raise CheckpointError(
@@ -99,19 +99,19 @@ def find_changes(
             old = yaml.safe_load(update_names(saved.read_text(encoding="utf-8")))
         except (ValueError, yaml.YAMLError) as error:
             raise CheckpointError(f"{saved} isn't valid YAML: {shorten(str(error))}") from None
-    before = _by_flag(old)
-    now = _by_flag(config)
+    before = by_flag(old)
+    now = by_flag(config)
     kept = [name for name in now if name in before and name not in ("ckpt_path", "init_from")]
     return {name: (before[name], now[name]) for name in kept if before[name] != now[name]}
 
 
-def _by_flag(value: Any, name: str = "") -> dict[str, Any]:
+def by_flag(value: Any, name: str = "") -> dict[str, Any]:
     """Return nested settings by the names of their flags."""
     if not isinstance(value, dict):
         return {name: value}
     found = {name: value["class_path"]} if "class_path" in value else {}
     for key, item in (value.get("init_args") or {} if found else value).items():
-        found |= _by_flag(item, f"{name}.{key}".lstrip("."))
+        found |= by_flag(item, f"{name}.{key}".lstrip("."))
     return found
 
 
@@ -128,18 +128,18 @@ def _facts(
     for name, value in described["init_args"].items():
         if name in task.may_change:
             continue
-        if len(str(value)) > LONG:  # such as a tokenizer: messages show its digest
-            digest = hashlib.sha256(str(value).encode(errors="replace")).hexdigest()[:8]
-            value = f"one with digest {digest}"
         facts[f"data.{name}"] = value
     return {"task": described["class_path"], **facts}
 
 
-def _short(value: Any) -> str:
-    """Return a described object as Class(argument=value, ...)."""
+def show(value: Any) -> str:
+    """Return a value for a message: an object as Class(argument=value, ...), a long one by its digest."""
     if not isinstance(value, dict) or "class_path" not in value:
-        return shorten(str(value))
+        if len(str(value)) > LONG:  # such as a tokenizer
+            digest = hashlib.sha256(str(value).encode(errors="replace")).hexdigest()[:8]
+            return f"one with digest {digest}"
+        return "null" if value is None else shorten(str(value))
     arguments = ", ".join(
-        f"{name}={_short(item)}" for name, item in value["init_args"].items() if item is not None
+        f"{name}={show(item)}" for name, item in value["init_args"].items() if item is not None
     )
     return shorten(f"{value['class_path'].rpartition('.')[2]}({arguments})")

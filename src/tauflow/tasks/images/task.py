@@ -116,6 +116,7 @@ class Images(Task):
     class_names: list[str] | None = None
 
     may_change = (*Task.may_change, "pictures", "npz", "idx", "features", "reference_items", "cache")
+    sample_settings = ("size", "tokens", "levels", "palette_colours", "labels")
     units: ClassVar[Mapping[str, float]] = {"bits_per_dim": 1 / math.log(2)}
     local: ClassVar[tuple[str, ...]] = (
         *SOURCES,

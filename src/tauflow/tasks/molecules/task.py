@@ -118,6 +118,7 @@ class Molecules(Sequences):
 
     local: ClassVar[tuple[str, ...]] = (*Sequences.local, "moses", "judges")
     may_change = (*Sequences.may_change, "judges")
+    sample_settings = (*Sequences.sample_settings, "representation")
 
     tokens: str = "smiles"
     batch_size: int = 64

@@ -94,6 +94,7 @@ class Sequences(TextTask):
         *("tokens", "pattern", "cache"),
     )
     may_change = (*TextTask.may_change, "files", "val_files", "pattern", "cache")  # files may have moved
+    sample_settings: ClassVar[tuple[str, ...]] = ("token_names", "merges", "length")
 
     files: str | None = None
     val_files: str | None = None

@@ -93,6 +93,8 @@ class Text(TextTask):
 
     positional = False  # a block starts anywhere in the text
 
+    sample_settings = ("tokenizer_json", "length")
+
     files: str | None = None
     document: DocumentName = "block"
     hub: str | None = None
