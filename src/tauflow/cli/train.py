@@ -649,7 +649,8 @@ class SaveConfig(SaveConfigCallback):
             config.ckpt_path = None
             if config.init_from is not None:  # a tokenizer, too long to read, comes with it
                 arguments = vars(config.data.init_args)
-                arguments |= {name: None for name, value in arguments.items() if len(str(value)) > LONG}
+                kept = import_object(config.data.class_path, Task).sample_settings
+                arguments |= {name: None for name in kept if len(str(arguments[name])) > LONG}
             files.write(Path(folder) / self.config_filename, self.parser.dump(config, skip_none=False))
 
 
