@@ -1,6 +1,7 @@
 """Counts for `auto`: learned at the end of training and on export, where that takes little of its time."""
 
 import shutil
+import signal
 
 import pytest
 import torch
@@ -98,3 +99,12 @@ def test_the_time_counts_over_resumes(tmp_path, cheap):
     first = tauflow.train.checkpoint.read(last)["callbacks"]["TrainingTime"]["seconds"]
     train_here(*RUN, *flags, f"--ckpt_path={last}", "--trainer.max_steps=12", cwd=tmp_path)
     assert tauflow.train.checkpoint.read(last)["callbacks"]["TrainingTime"]["seconds"] > first > 0
+
+
+def test_ctrl_c_ends_the_learning_and_not_the_run(tmp_path, cheap, monkeypatch):
+    monkeypatch.setattr(counts, "orders_of", lambda model: signal.raise_signal(signal.SIGINT))
+    printed = train_here(*RUN, f"--trainer.default_root_dir={tmp_path}", cwd=tmp_path)
+    best = tmp_path / "version_0" / "best.ckpt"
+    assert line(printed, "counts").startswith("counts      the run is complete")
+    assert line(printed, "counts").endswith(f" --ckpt {best} --learn_counts")
+    assert line(printed, "last").endswith("(step 8)")
