@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import re
 import subprocess
 import sys
 import time
@@ -96,13 +97,14 @@ def paused(script: Path, *arguments: object, written: Path, cwd: Path) -> Script
 
 
 def read_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """All scalars of a run's event files, as {tag: [(step, value), ...]}."""
+    """All scalars of a run's event files, as {tag without its group: [(step, value), ...]}."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
     return {
-        tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+        re.sub(r"^\d_[a-z]+/", "", tag): [(event.step, event.value) for event in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
     }
 
 

@@ -14,6 +14,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tauflow.tasks.countdown import entropy
+from tauflow.train.boards import tensorboard_tag
 
 
 def main() -> None:
@@ -27,7 +28,7 @@ def main() -> None:
     events.Reload()
 
     def curve(tag: str) -> tuple[list[int], list[float]]:
-        points = events.Scalars(tag)
+        points = events.Scalars(tensorboard_tag(tag))
         return [point.step for point in points], [point.value for point in points]
 
     settings = yaml.safe_load((arguments.run / "config.yaml").read_text())["data"]["init_args"]

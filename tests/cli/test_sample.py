@@ -509,7 +509,7 @@ def test_a_pretrained_model_is_sampled_like_a_checkpoint(call, released, tmp_pat
         assert found["counted_nfe"].value == cell.factors["nfe"]
         assert found["forwards"].value == cell.factors["nfe"] * (2 if cell.factors["guidance"] == 6 else 1)
     text = (out / "results.md").read_text()
-    assert "all samples were asked for: a photo of a red cube" in text
+    assert "condition of all samples: a photo of a red cube" in text
     assert "sampled with metric rates" in text
     assert "a pretrained model comes without its data" in text
     code, printed = call(*args, "--sampler", "fudoki, tr_cie(grid=tau)", "--guidance", 1, 6)

@@ -4,6 +4,7 @@ import math
 import re
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,10 +76,13 @@ def test_every_promised_tag_has_its_points(watched, sampler):
     assert set(scalars) == expected | {f"{metric}_vs_nfe" for metric in METRICS}
 
     tags = events(folder / sampler).Tags()
-    assert tags["images"] == ["evolution/nfe_4"]
-    assert tags["tensors"] == ["samples/nfe_4/text_summary"]
-    assert len(events(folder / sampler).Images("evolution/nfe_4")) == 3
-    text = text_of(folder / sampler, "samples/nfe_4")
+    assert {"2_quality/nll/nfe_4", "3_curves/nll_vs_nfe", "6_details/time/network_share/nfe_4"} <= {
+        *tags["scalars"]
+    }
+    assert tags["images"] == ["4_samples/evolution/nfe_4"]
+    assert tags["tensors"] == ["4_samples/nfe_4/text_summary"]
+    assert len(events(folder / sampler).Images("4_samples/evolution/nfe_4")) == 3
+    text = text_of(folder / sampler, "4_samples/nfe_4")
     assert f"{sampler}, NFE 4" in text
     code = all(line.startswith("    ") or not line for line in text.splitlines())
     assert code, "a block of code: no line is wrapped or joined"
@@ -88,11 +92,43 @@ def text_of(folder, tag) -> str:
     return events(folder).Tensors(f"{tag}/text_summary")[-1].tensor_proto.string_val[0].decode()
 
 
+def test_the_first_group_of_charts_is_what_everybody_looks_for(watched):
+    """TensorBoard sorts charts by name: loss, bound, quality against NFE, and samples come first."""
+    main = events(watched[0])
+    tags = sorted(main.Tags()["scalars"] + main.Tags()["images"])
+    first = ["error_rate_vs_nfe", "samples", "train/loss", "val/bound"]
+    assert tags[:4] == [f"1_overview/{name}" for name in first]
+    assert "5_training/train/learning_rate" in tags
+    image = main.Images("1_overview/samples")[-1]
+    assert (image.width, image.height) == (640, 400), "a thumbnail that can be read"
+
+
+def test_the_layout_of_custom_scalars_fits_the_tags(watched):
+    from tensorboard.plugins.custom_scalar import layout_pb2
+
+    main = events(watched[0])
+    layout = layout_pb2.Layout.FromString(
+        main.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
+    )
+    tags = {tag for place in ("", "euler") for tag in events(watched[0] / place).Tags()["scalars"]}
+    charts = {chart.title: chart for category in layout.category for chart in category.chart}
+    assert {"train/loss", "val/bound", "error_rate by training step", "nll by training step"} <= set(charts)
+    for title, chart in charts.items():
+        assert any(re.search(chart.multiline.tag[0], tag) for tag in tags), title
+
+
+def test_a_text_says_what_the_run_is(watched):
+    text = text_of(watched[0], "1_overview/about_this_run")
+    for word in ("| command |", "Transformer, 3.53 k parameters", "Countdown", "torch ", "width: 16"):
+        assert word in text
+
+
 def test_the_main_run_has_the_figure_and_the_cost(watched):
     folder, _ = watched
     main = events(folder)
-    assert set(main.Tags()["images"]) == {f"{metric}_vs_nfe" for metric in METRICS}
-    assert [event.step for event in main.Images("error_rate_vs_nfe")] == [8, 16, 24]
+    curves = {f"3_curves/{metric}_vs_nfe" for metric in METRICS[1:]}
+    assert set(main.Tags()["images"]) == curves | {"1_overview/error_rate_vs_nfe", "1_overview/samples"}
+    assert [event.step for event in main.Images("1_overview/error_rate_vs_nfe")] == [8, 16, 24]
     scalars = read_scalars(folder)
     assert [step for step, _ in scalars["sampling/evaluation_seconds"]] == [8, 16, 24]
     assert not any(tag.startswith("sampling/error_rate") for tag in scalars), (
@@ -111,14 +147,40 @@ def test_hparams_name_metrics_that_exist(watched):
     read = {tag: plugin_data_pb2.HParamsPluginData.FromString(content) for tag, content in contents.items()}
     experiment = read["_hparams_/experiment"].experiment
     session = read["_hparams_/session_start_info"].session_start_info
-    assert session.hparams["model/network/width"].number_value == 16
-    assert session.hparams["model/optimizer/learning_rate"].number_value == 0.002
-    assert session.hparams["task/values"].number_value == 6
+    found = {name: session.hparams[name].string_value for name in ("task", "source", "schedule", "network")}
+    assert found == {
+        "task": "Countdown",
+        "source": "masked",
+        "schedule": "quadratic",
+        "network": "Transformer, 3.53 k",
+    }
+    assert session.hparams["width"].number_value == 16
+    assert session.hparams["learning_rate"].number_value == 0.002
+    assert session.hparams["batch_size"].number_value == 8
     assert {info.name for info in experiment.hparam_infos} == set(session.hparams)
+    first = [info.name for info in experiment.hparam_infos if info.differs]
+    assert first == ["task", "source", "schedule", "network", "optimizer"]
     names = [(info.name.group, info.name.tag) for info in experiment.metric_infos]
-    assert names == [("", "val/bound"), ("euler", "error_rate/nfe_4"), ("tr_cie", "error_rate/nfe_4")]
+    quality = "2_quality/error_rate/nfe_4"
+    assert names == [("", "1_overview/val/bound"), ("euler", quality), ("tr_cie", quality)]
     for group, tag in names:
-        assert tag in read_scalars(folder / group if group else folder)
+        assert tag in events(folder / group).Tags()["scalars"]
+
+
+def test_runs_of_one_number_have_rows_of_their_own_in_hparams(tmp_path, monkeypatch):
+    """TensorBoard averages the rows of one name, and cuts off the end of a long one."""
+    from tauflow.evaluation.tensorboard import name_of_run
+
+    monkeypatch.chdir(tmp_path)
+    assert name_of_run(Path("checkpoints/text/version_1")) == "text/version_1 in checkpoints"
+    assert name_of_run(tmp_path / "checkpoints/smoke/version_1") == "smoke/version_1 in checkpoints"
+    assert name_of_run(Path("runs/smoke/version_1")) == "smoke/version_1 in runs"
+    assert name_of_run(Path("/data/a/version_1")) == "a/version_1 in /data"
+
+
+def test_a_run_without_evaluations_has_a_row_too(trained):
+    tags = events(trained).PluginTagToContent("hparams")
+    assert set(tags) == {"_hparams_/experiment", "_hparams_/session_start_info"}
 
 
 def test_a_sampled_metric_is_the_monitor(watched):
@@ -131,10 +193,16 @@ def test_a_sampled_metric_is_the_monitor(watched):
 
 def test_the_run_ends_with_a_table(watched):
     folder, printed = watched
-    assert "error_rate by NFE, lower is better" in printed
-    assert f"samplers    {folder}/evaluation" in printed
-    row = next(line for line in printed.splitlines() if "tr_cie" in line and "±" in line)
-    assert row.count("±") == 2
+    assert printed.count("┏") == 1, "one table"
+    lines = printed.splitlines()
+    sections = [line for line in lines if "is better)" in line]
+    assert [line.split()[1] for line in sections] == ["error_rate", "nll"]
+    rows = [line for line in lines if "│   tr_cie " in line]
+    assert [row.count("±") for row in rows] == [2, 2]
+    assert any("(real data)" in line for line in lines)
+    assert f"results     {folder}/evaluation" in printed
+    assert "note        trained for 24 steps only" in printed
+    assert "python sample.py --task countdown" in printed
     assert (folder / "evaluation" / "quality_vs_nfe.png").exists()
     assert "tr_cie, NFE 4: error_rate" in (folder / "evaluation" / "samples.txt").read_text()
 
@@ -227,7 +295,7 @@ def test_whatever_fails_in_an_evaluation_training_continues(tmp_path, monkeypatc
     if part == "reference":
         cli = in_process(tmp_path)
         table = (tmp_path / "version_0" / "evaluation" / "results.md").read_text()
-        assert "there are no numbers of real data: OSError: no space left" in table
+        assert "real data: none: OSError: no space left" in table
     else:
         said = r"failed: OSError: no space left \(test_callback.py, line \d+, in fail\)"
         with pytest.warns(UserWarning, match=said):
@@ -312,9 +380,7 @@ def test_two_processes_share_the_samples(tmp_path):
     for one, two in zip(alone.cells[1:], shared.cells[1:], strict=True):
         assert two.factors == one.factors
         assert two.items["nll"] == pytest.approx(one.items["nll"])
-    assert result.stdout.count("error_rate by NFE") == 2, (
-        "a table for each error rate, printed by one process"
-    )
+    assert result.stdout.count("error_rate (lower is better)") == 1, "printed by one process"
 
 
 def test_auto_and_variants_in_training(tmp_path):
@@ -359,7 +425,7 @@ def test_conditions_and_guidance_in_tables_and_tensorboard(labelled):
         assert scalars["steps/forwards/nfe_4"] == [(8, forwards)]
         for label in (1, 2, 3):
             assert f"error_rate_step_{label}/nfe_4" in scalars, "the error rate of each condition"
-        shown = text_of(folder, "samples/nfe_4")
+        shown = text_of(folder, "4_samples/nfe_4")
         assert re.search(r"^ +step [123]$", shown, re.MULTILINE), "a sample says what it was asked to be"
     table = (labelled / "evaluation" / "results.md").read_text()
     assert "| tr_cie, guidance 2 |" in table
@@ -376,7 +442,7 @@ def test_a_condition_from_the_command_line(labelled, tmp_path, capsys, monkeypat
         )
     assert stop.value.code == 0
     printed = capsys.readouterr().out
-    assert "all samples were asked for: step 2" in printed
+    assert "condition of all samples: step 2" in printed
     header = next(line for line in printed.splitlines() if "┃ sampler" in line)
     assert "error_rate_step_2 ↓" in header
     assert "error_rate_step_1" not in header, "nobody was asked for it"
@@ -388,7 +454,7 @@ def test_a_condition_from_the_command_line(labelled, tmp_path, capsys, monkeypat
         labelled / "sampled" / f"{tauflow.load(labelled / 'last.ckpt').model.process.recommended}, guidance 3"
     )
     assert "error_rate_step_2/nfe_4" in read_scalars(row)
-    assert "step 2" in text_of(row, "samples/nfe_4")
+    assert "step 2" in text_of(row, "4_samples/nfe_4")
     with pytest.raises(SystemExit) as stop:
         sample_cli([*ask, "--condition", "4"])
     assert "its step, 1 to 3, got '4'" in str(stop.value.code)

@@ -719,7 +719,7 @@ def test_conditions_are_those_of_validation_items_or_the_one_asked_for():
     assert cell.shown.condition == [[1]] * 4
     assert value(cell, "error_rate") == value(cell, "error_rate_step_2")
     assert math.isnan(value(cell, "error_rate_step_1"))
-    assert "all samples were asked for: step 2" in asked.notes
+    assert "condition of all samples: step 2" in asked.notes
     table = to_markdown(asked)
     assert "error_rate_step_2 by NFE" in table
     assert "error_rate_step_1" not in table, "nobody was asked for step 1"
@@ -749,7 +749,7 @@ def test_real_data_of_a_condition_are_the_items_that_have_it():
     condition = torch.full((len(items), 1), 2)
     metrics.update(torch.stack([item["tokens"] for item in items]), condition=condition)
     assert value(real, "unigram_tv") == pytest.approx(metrics.compute()["unigram_tv"][0].item())
-    assert f"real data: the {len(items)} validation items that there are" in asked.notes
+    assert f"real data: all {len(items)} validation items, fewer than samples" in asked.notes
 
 
 def test_best_ignores_what_is_no_number_and_ties_of_all():

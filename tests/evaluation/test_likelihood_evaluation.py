@@ -38,7 +38,7 @@ def nats_of(model, task, sampler, nfe, count=16, size=64) -> torch.Tensor:
 def test_more_items_than_there_are_means_all_of_them():
     found = tauflow.evaluate(exact(), "euler", 2, 2, nll_items=10**9)
     assert len(found.cells[-1].items["nll"]) == 64
-    assert "nll is over all 64 validation items: there are no more" in found.notes
+    assert "nll: all 64 validation items" in found.notes
 
 
 def test_it_is_that_of_the_first_validation_items():
@@ -64,13 +64,15 @@ def test_conditions_guidance_and_temperature_count():
         model = trained.model if weight == 1 else trained.model.guided(weight)
         nats = nats_of(model.tempered(0.8), trained.task, "spaced", 6)
         assert cell_of(results, "spaced", 6, guidance=weight).items["nll"] == pytest.approx(nats.tolist())
-    assert "less that of spaced, guidance 1, paired" in to_markdown(results)
+    assert "minus nll of spaced, guidance 1 on the same items" in to_markdown(results)
 
 
 def test_differences_are_those_of_the_same_items(capsys):
     trained = exact()
     results = tauflow.evaluate(trained, ["tweedie", "spaced", "fhs"], [2, 4], 2)
-    table = to_markdown(results).partition("nll by NFE less that of tweedie, paired")[2].partition("Cost")[0]
+    table = (
+        to_markdown(results).partition("nll minus nll of tweedie on the same items")[2].partition("Cost")[0]
+    )
     for sampler in ("spaced", "fhs"):
         words = []
         for nfe in (2, 4):
@@ -81,8 +83,10 @@ def test_differences_are_those_of_the_same_items(capsys):
         assert f"| {sampler} | {' | '.join(words)} |" in table
     assert "| tweedie |" not in table
     print_results(results)
-    assert "nll by NFE less that of tweedie, paired, ± standard error" in capsys.readouterr().out
-    assert "paired" not in to_markdown(tauflow.evaluate(trained, "tweedie", [2], 2))
+    assert (
+        "nll minus nll of tweedie on the same items, by NFE, ± one standard error" in capsys.readouterr().out
+    )
+    assert "on the same items" not in to_markdown(tauflow.evaluate(trained, "tweedie", [2], 2))
 
 
 class Bits(tauflow.Countdown):
@@ -98,7 +102,11 @@ def test_units_of_the_task():
     assert value(cell, "nll_bits") == pytest.approx(value(cell, "nll") / math.log(2))
     table = to_markdown(results)
     assert "| nll ↓ | nll_bits ↓ |" in table
-    assert table.count("paired") == table.count("nll_bits by NFE less that of tweedie, paired") == 1
+    assert (
+        table.count("on the same items")
+        == table.count("nll_bits minus nll_bits of tweedie on the same items")
+        == 1
+    )
 
 
 def test_a_mean_over_seeds_is_one_over_items():
@@ -136,8 +144,12 @@ PROMPT = (torch.zeros(LENGTH, dtype=torch.long), torch.arange(LENGTH) < 2)
     ("trained", "arguments", "note"),
     [
         (exact(Uniform(VALUES)), {}, "no nll: the likelihood needs a masked source"),
-        (exact(), {"prompt": PROMPT}, "no nll: it is that of validation items, and samples were asked for"),
-        (labelled(), {"condition": torch.tensor([1])}, "no nll: it is that of validation items"),
+        (
+            exact(),
+            {"prompt": PROMPT},
+            "no nll: it is measured on validation items, which don't have your condition",
+        ),
+        (labelled(), {"condition": torch.tensor([1])}, "no nll: it is measured on validation items"),
         (
             Trained(exact().model, Without(length=LENGTH, values=VALUES)),
             {},
@@ -164,7 +176,7 @@ def test_the_other_samplers_have_theirs():
     assert [bool(cell.items) for cell in sampled(results)] == [False, False, True, True]
     said = [line for line in results.notes if line.startswith("no nll of ")]
     assert [line.split()[3].rstrip(":") for line in said] == ["tr_cie(finish=none)", str(Own())]
-    assert "less that of tweedie, paired" in to_markdown(results)
+    assert "minus nll of tweedie on the same items" in to_markdown(results)
 
 
 def test_a_folder_from_before_is_continued(tmp_path):
@@ -186,8 +198,8 @@ def test_a_folder_from_before_is_continued(tmp_path):
     assert not cell_of(again, "tweedie", 2).items
     assert cell_of(again, "fhs", 2).items == cell_of(results, "fhs", 2).items
     assert len(cell_of(again, "fhs", 2).items["nll"]) == 16
-    assert any("measured without nll stay so" in note for note in again.notes)
-    assert "nll by NFE less that of spaced, paired" in to_markdown(again)
+    assert any("some cells have no nll" in note for note in again.notes)
+    assert "nll minus nll of spaced on the same items" in to_markdown(again)
 
 
 def clamped() -> Trained:

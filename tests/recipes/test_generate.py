@@ -552,7 +552,7 @@ def test_a_prompt_of_a_canvas_is_its_condition_in_tables_too(call, gemma, saved_
     wanted = tauflow.evaluate(gemma, nfes=[2, 3], num_samples=2, batch_size=16, condition=condition)
     found = Results.read(out)
     assert [cell.shown.tokens for cell in found.cells] == [cell.shown.tokens for cell in wanted.cells]
-    assert "all samples were asked for: w1 w2" in found.notes
+    assert "condition of all samples: w1 w2" in found.notes
 
 
 def test_a_model_of_no_language_is_loaded_once(call, folders, monkeypatch):

@@ -253,7 +253,7 @@ def test_tables_show_evaluations_of_a_sample_and_who_sharpens():
     assert found[name, 3, "evaluations"].standard_error > 0
     text = to_markdown(results)
     assert "tokens_per_evaluation by NFE, higher is better" in text
-    assert f"these sharpen, and do not keep the law of the data: {name}" in text
+    assert f"these sharpen, so they don't keep the data distribution: {name}" in text
     plain = tauflow.evaluate(trained, "spaced", [2], 8, batch_size=8, nll_items=0)
     assert "sharpen" not in to_markdown(plain)
     assert "evaluations" not in plain.scales

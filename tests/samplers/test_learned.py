@@ -461,7 +461,7 @@ def test_sample_learns_counts_and_keeps_them(trained, tmp_path, capfd):
     code, printed = sample_here(checkpoint, capfd, "--learn_counts", *words)
     assert code == 0
     assert f"counts      {tmp_path / 'best.counts.json'}" in printed
-    assert "auto is best_learned for this model" in printed
+    assert "auto = best_learned" in printed
     assert [each.order for each in tauflow.load(checkpoint).model.counts] == ["spaced", "random"]
     code, printed = sample_here(checkpoint, capfd, "--learn_counts", "learned", "--learn_order", *words)
     assert code == 0

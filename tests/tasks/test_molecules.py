@@ -435,8 +435,8 @@ def test_a_run_shows_molecules(checkpoint):
 
     events = EventAccumulator(str(checkpoint.parent / "spaced_even, guidance 1"))
     events.Reload()
-    assert "drawings/nfe_2" in events.Tags()["images"]
-    assert "samples/nfe_2/text_summary" in events.Tags()["tensors"]
+    assert "4_samples/drawings/nfe_2" in events.Tags()["images"]
+    assert "4_samples/nfe_2/text_summary" in events.Tags()["tensors"]
 
 
 @pytest.fixture

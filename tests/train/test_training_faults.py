@@ -130,7 +130,7 @@ def test_a_closing_evaluation_that_was_stopped_is_completed(here, ask, tmp_path,
     resumed = here(*resuming(ended))
     assert resumed.code == 0, resumed.error
     assert ("the evaluation at its end was not" in resumed) == (often == 1)
-    assert "error_rate by NFE" in resumed
+    assert "error_rate (lower is better)" in resumed
     done = load_plain(folder / "last.ckpt")
     assert done["global_step"] == steps
     if often == 1:

@@ -802,7 +802,7 @@ def show_results(settings: SampleSettings, results: "Results", grid: "SamplerGri
     cells = [cell for cell in results.cells if cell.shown]
     if len(cells) == 1 and grid.sampling.show:
         print()
-        print_samples(cells[0], grid.task)
+        print_samples(cells[0], grid.task, results.title(cells[0].factors))
     print_results(results)
     if names:
         print(f"written to  {settings.out or IMAGES}  ({', '.join(names)})")

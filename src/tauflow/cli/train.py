@@ -39,11 +39,13 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tauflow import files
 from tauflow.cli.configs import find_config
 from tauflow.cli.messages import exit_with_message, explain_parser, keep_facts
+from tauflow.cli.sample import BARELY_TRAINED, describe_barely_trained
 from tauflow.distributed import is_lost_rank
 from tauflow.errors import CheckpointError, SettingsError, TauflowError, WriteError, first_line, program
 from tauflow.evaluation.callback import SamplerEvaluation, fast_dev_run, owes_evaluation
 from tauflow.evaluation.evaluate import SamplerGrid, real_items
-from tauflow.evaluation.tables import print_results
+from tauflow.evaluation.images import print_first_samples
+from tauflow.evaluation.tables import print_summary
 from tauflow.files import check_writable, lock_folder
 from tauflow.imports import import_object
 from tauflow.networks import NetworkConfig
@@ -51,6 +53,7 @@ from tauflow.process import Schedule
 from tauflow.samplers.learned import counts_path, read_counts, read_order, save_counts
 from tauflow.tasks import Task
 from tauflow.tasks.data import TaskData
+from tauflow.train.boards import where_to_look
 from tauflow.train.callbacks import (
     Checkpoints,
     GracefulStop,
@@ -294,7 +297,8 @@ def open_run_folder(trainer: RunTrainer, setting: Any, root: Path, resumed: Resu
         checkpoints.folder = folder
         checkpoints.last_step = continued.step if continued else None
         print_once(f"run folder  {folder}")
-        print_once(f"watch it    tensorboard --logdir {trainer.default_root_dir}")
+        for logger in trainer.loggers:
+            print_once(f"watch it    {where_to_look(logger)}")
         yield
 
 
@@ -734,10 +738,12 @@ def report_end(trainer: Trainer, learned: str = "") -> int:
     evaluation = find_callback(trainer, SamplerEvaluation)
     trial = fast_dev_run(trainer)
     if evaluation.results:
-        print_results(evaluation.results)
+        print()
+        print_first_samples(evaluation.results, trainer.datamodule.task)  # type: ignore[attr-defined]
+        print_summary(evaluation.results)
         print(f"evaluation  {evaluation.seconds:.0f} s in total")
         if not trial:
-            print(f"samplers    {evaluation.folder}  (the tables above, samples, plot)")
+            print(f"results     {evaluation.folder}  (all metrics in results.md, samples, plot)")
     if trial:
         return 0
     if saved.best_step is not None:
@@ -747,7 +753,11 @@ def report_end(trainer: Trainer, learned: str = "") -> int:
         print(learned)
     if saved.last_step is not None:
         print(f"last        {saved.last_path}  (step {saved.last_step})")
-        print(f"watch       tensorboard --logdir {trainer.default_root_dir}")
+        for logger in trainer.loggers:
+            print(f"watch       {where_to_look(logger)}")
+    if trainer.global_step < BARELY_TRAINED and not stop.stopped_by:
+        task = trainer.datamodule.task  # type: ignore[attr-defined]
+        print(f"note        {describe_barely_trained(trainer.global_step, task)}")
     if stop.stopped_by or stop.asked or trainer.interrupted:
         print(f"stopped at step {trainer.global_step}; {describe_saved(trainer)}")
         return 130

@@ -16,14 +16,22 @@ from torch.utils.tensorboard import SummaryWriter
 
 from tauflow.errors import SettingsError
 from tauflow.evaluation import tensorboard
-from tauflow.evaluation.evaluate import GridOptions, SamplerGrid, Sampling, describe_failure, nll_units
+from tauflow.evaluation.evaluate import (
+    GridOptions,
+    SamplerGrid,
+    Sampling,
+    describe_failure,
+    nll_units,
+    scales,
+)
 from tauflow.evaluation.figures import save_report
 from tauflow.evaluation.results import Factors, Results
-from tauflow.evaluation.tables import View, cell_name
+from tauflow.evaluation.tables import View, cell_name, to_markdown
 from tauflow.tasks import Task
 from tauflow.train import Trained
+from tauflow.train.boards import TensorBoard, board_of
 from tauflow.train.callbacks import GracefulStop, validation_follows
-from tauflow.train.module import DFMModule, describe
+from tauflow.train.module import DFMModule
 
 VIEW = View()
 
@@ -87,7 +95,7 @@ class SamplerEvaluation(Callback):
         self._step: int | None = None  # of the newest evaluation
         self._owed: int | None = None  # step whose evaluation was begun, and not finished
         self._values: dict[str, float] = {}  # newest, by the name of the monitor
-        self._writers: dict[str, SummaryWriter] = {}
+        self._writers: dict[Path, SummaryWriter] = {}  # of the rows in TensorBoard
 
     def state_dict(self) -> dict[str, Any]:
         state = {"validations": self._validations, "seconds": self.seconds, "values": self._values}
@@ -104,6 +112,7 @@ class SamplerEvaluation(Callback):
         """Raise before training starts if something can't be evaluated."""
         self._root = Path(trainer.log_dir or trainer.default_root_dir)  # asked on all ranks: it is broadcast
         self._names: list[str] = []
+        self._metrics: list[str] = []
         self._shown_metrics: list[tuple[str, str]] = []
         if not self.every_n_validations:
             return
@@ -113,19 +122,25 @@ class SamplerEvaluation(Callback):
         self._names = [name_of(metric, cell) for metric in metrics for cell in cells]
         likely = [cell for cell in cells if cell["sampler"] in grid.likely]
         self._names += [name_of(metric, cell) for metric in nll_units(grid.task) for cell in likely]
+        self._metrics = [*scales(grid.task), *(nll_units(grid.task) if likely else ())]
         tag = f"{grid.task.primary_metric}/nfe_{grid.nfes[-1]}"
         rows = dict.fromkeys(VIEW.label(cell, VIEW.row) for cell in cells)
         self._shown_metrics = [(row, tag) for row in rows]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        settings = {"model": describe(pl_module)["init_args"]}
-        if task := task_of(trainer):
-            settings["task"] = describe(task)["init_args"]
-        for logger in trainer.loggers:
-            if not isinstance(logger, TensorBoardLogger):
-                logger.log_hyperparams(settings)
-            elif trainer.is_global_zero:
-                tensorboard.write_hparams(logger, settings, self._shown_metrics)
+        assert isinstance(pl_module, DFMModule)
+        task = task_of(trainer)
+        settings = tensorboard.settings_of(pl_module, task)
+        hparams = tensorboard.hparams_of(trainer, pl_module, task)  # on all ranks: it may need their data
+        said = tensorboard.about(trainer, pl_module, settings, self._root)
+        for logger in trainer.loggers if trainer.is_global_zero else ():
+            if isinstance(logger, TensorBoardLogger):
+                tensorboard.write_hparams(logger, settings, hparams, self._shown_metrics)
+                tensorboard.write_layout(logger.experiment, self._metrics)
+            else:
+                logger.log_hyperparams(hparams | settings)
+            if board := board_of(logger):
+                board.text("overview/about_this_run", said, trainer.global_step)
         if self.every_n_validations and trainer.global_step and self._owed == trainer.global_step:
             self._evaluate(trainer, pl_module)
 
@@ -234,18 +249,29 @@ class SamplerEvaluation(Callback):
 
     def _write(self, trainer: Trainer, results: Results, task: Task) -> None:
         save_report(results, self._root / "evaluation", task)
-        logger = next((each for each in trainer.loggers if isinstance(each, TensorBoardLogger)), None)
-        if not logger:
-            return
-        step = trainer.global_step
-        root = Path(logger.log_dir)
-        tensorboard.write_figures(logger.experiment, results, task, step)
+        for logger in trainer.loggers:
+            board = board_of(logger)
+            if board is None:
+                continue
+            step = trainer.global_step
+            board.table("overview/table", results.to_frame(), to_markdown(results), step)
+            tensorboard.write_figures(board, results, task, step)
+            if isinstance(board, TensorBoard):
+                self._write_tensorboard(board, results, task, step)
+                continue
+            for row, cells in tensorboard.rows_of(results).items():
+                tensorboard.write_samples(board, f"samples/{row}", cells[-1], results, task, step)
+
+    def _write_tensorboard(self, board: TensorBoard, results: Results, task: Task, step: int) -> None:
+        """Write what only TensorBoard shows: an image of samples, and a run for each row."""
+        tensorboard.write_first_samples(board, results, task, step)
         for row, cells in tensorboard.rows_of(results).items():
-            if row not in self._writers:  # TensorBoard drops what a killed run wrote after its checkpoint
-                self._writers[row] = SummaryWriter(str(root / row), purge_step=step)
-            tensorboard.write_cells(self._writers[row], cells, results, task, step)
-            tensorboard.replace_curves(root / row, cells, results)
-            self._writers[row].flush()
+            folder = Path(board.writer.log_dir) / row
+            if folder not in self._writers:  # TensorBoard drops what a killed run wrote after its checkpoint
+                self._writers[folder] = SummaryWriter(str(folder), purge_step=step)
+            tensorboard.write_cells(self._writers[folder], cells, results, task, step)
+            tensorboard.replace_curves(folder, cells, results)
+            self._writers[folder].flush()
 
 
 def fast_dev_run(trainer: Trainer) -> bool:

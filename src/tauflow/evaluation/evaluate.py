@@ -383,9 +383,9 @@ def nll_scales(task: Task) -> dict[str, Scale]:
 def no_nll(sampler: Sampler, model: Model, task: Task, sampling: Sampling) -> str:
     """Return why the nll of a sampler is not measured, or nothing if it is."""
     if sampling.condition is not None or sampling.prompt is not None:
-        return "it is that of validation items, and samples were asked for a condition or a prompt"
+        return "it is measured on validation items, which don't have your condition or prompt"
     if sampling.top_k is not None or sampling.top_p is not None:
-        return "tokens of real data that top-k or top-p cuts off have no probability"
+        return "top-k and top-p give some tokens of real data no probability"
     if task.alone:
         return "there is no real data"
     return no_likelihood(sampler, model)
@@ -475,11 +475,11 @@ def reference_cell(task: Task, count: int, condition: Tensor | None = None) -> t
         fits = ((there == condition.cpu()) | (condition.cpu() == DROPPED)).all(1)
         fitting = fits.nonzero().flatten().tolist()
     if not fitting:
-        return None, "no numbers of real data: no validation item is what the samples are asked to be"
+        return None, "real data: none, because no validation item has this condition"
     found = _measured_items(task, fitting[:count])
     factors: Factors = {"sampler": REAL}
     fewer = len(fitting) < count
-    note = f"real data: the {len(fitting)} validation items that there are" if fewer else ""
+    note = f"real data: all {len(fitting)} validation items, fewer than samples" if fewer else ""
     return Cell(factors, [Record(factors, name, each) for name, each in found.items()]), note
 
 
@@ -710,13 +710,13 @@ class SamplerGrid:
         self.model = trained.model
         self.sampling = sampling
         self.guidance = list(guidance)
-        self.samplers, self.notes = choose_samplers(samplers, self.model)
+        self.samplers, self.notes, self.auto = resolve_samplers(samplers, self.model)
         self.nfes = check(self.model, self.samplers, nfes, sampling)
         task, prompt = task_of(trained), sampling.prompt
         self.task = task if prompt is None else task.knowing(Prompt(*prompt))
         if sampling.condition is not None:
             check_condition(sampling.condition, 1, self.model)
-            self.notes.append(f"all samples were asked for: {self.task.caption(sampling.condition)}")
+            self.notes.append(f"condition of all samples: {self.task.caption(sampling.condition)}")
         for weight in guidance:
             sampling.model(self.model, weight, sampling.prompt_for(0))
         without: dict[str, list[str]] = {}
@@ -743,12 +743,15 @@ class SamplerGrid:
             )
         adaptive = adaptive_scales(self.samplers.values(), results.scales)
         results.scales = scales(self.task) | nll_scales(self.task) | adaptive
+        results.auto = self.auto or results.auto
         self._tell(results)
         if not any(cell.factors.get("sampler") == REAL for cell in results.cells):
             self._add_reference(results, options)
         done = [cell for cell in results.cells if not cell.problem]
         if any(cell.factors.get("sampler") in self.likely and NLL not in cell.items for cell in done):
-            results.note("cells that were measured without nll stay so; to have it, choose another folder")
+            results.note(
+                "some cells have no nll: they were measured without. Choose another folder to measure it."
+            )
 
         def measure(factors: Factors) -> Cell:
             cell = self.measure(factors, bar, keep=options.samples)
@@ -791,7 +794,7 @@ class SamplerGrid:
             return cell
         count = len(cell.items[NLL])
         if count < self.sampling.nll_items:
-            self.notes.append(f"nll is over all {count} validation items: there are no more")
+            self.notes.append(f"nll: all {count} validation items")
         return cell
 
     def _add_reference(self, results: Results, options: GridOptions) -> None:
@@ -800,11 +803,11 @@ class SamplerGrid:
         except Exception as error:
             if not options.keep_going or isinstance(error, WriteError):
                 raise
-            cell, note = None, f"there are no numbers of real data: {type(error).__name__}: {error}"
+            cell, note = None, f"real data: none: {type(error).__name__}: {error}"
             self.likely = set()
         results.note(note)
         if cell and self.sampling.prompt is not None:
-            results.note("samples share what is known: compare samplers with each other, not with real data")
+            results.note("all samples contain the known tokens, so don't compare them with real data")
         if cell:
             results.add(cell)
 
@@ -829,9 +832,19 @@ def task_of(trained: Trained) -> Task:
 
 def choose_samplers(samplers: Samplers, model: Model) -> tuple[dict[str, Sampler], list[str]]:
     """Return samplers by their specs; and notes on `auto`, on what sharpens, and on what is skipped."""
+    chosen, notes, auto = resolve_samplers(samplers, model)
+    return chosen, [*notes, *([f"auto is {auto} for this model"] if auto else [])]
+
+
+def resolve_samplers(samplers: Samplers, model: Model) -> tuple[dict[str, Sampler], list[str], str]:
+    """Return samplers by their specs, notes, and the spec that `auto` stands for ("" if it's not asked for).
+
+    The notes are on what sharpens and on what is skipped.
+    """
     given: list[Any] = [samplers] if isinstance(samplers, str | Sampler) else list(samplers)
     chosen: dict[str, Sampler] = {}
     notes: list[str] = []
+    auto = ""
     for entry in given:
         for spec in split_specs(entry) if isinstance(entry, str) else [entry]:
             members = SETS.get(spec.lower()) if isinstance(spec, str) else None
@@ -845,15 +858,15 @@ def choose_samplers(samplers: Samplers, model: Model) -> tuple[dict[str, Sampler
                 else:
                     chosen.setdefault(str(sampler), sampler)
                 if str(member).strip().lower() == "auto":
-                    notes.append(f"auto is {sampler} for this model")
+                    auto = str(sampler)
     if not chosen:
         raise SamplingError(
             f"no samplers to evaluate; name some of {', '.join(SAMPLERS)}, or a set: {', '.join(SETS)}"
         )
     sharp = [name for name, sampler in chosen.items() if sampler.sharpens]
     if sharp:
-        notes.append(f"these sharpen, and do not keep the law of the data: {', '.join(sharp)}")
-    return chosen, list(dict.fromkeys(notes))
+        notes.append(f"these sharpen, so they don't keep the data distribution: {', '.join(sharp)}")
+    return chosen, list(dict.fromkeys(notes)), auto
 
 
 def check(

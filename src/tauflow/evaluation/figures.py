@@ -127,15 +127,42 @@ def _looks(label: str, base: str) -> Iterator[tuple[str, str, str]]:
                 yield color, MARKERS[(number // 16 + step) % len(MARKERS)], line
 
 
+SIZE = (6.4, 4.0)  # inches of a figure; 640 x 400 pixels in TensorBoard, which shows it smaller
+FEW = 6  # rows whose legend fits into the figure
+
+
 def quality_figure(frame: Frame, metric: str, panel: str = "") -> Figure:
     """Draw a metric against NFE: a line for each row with bars of one standard error, real data dashed."""
-    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+    figure = Figure(figsize=SIZE, layout="constrained")
     axes = figure.add_subplot()
     draw_panel(axes, frame, panel, metric)
-    axes.set(title="", xlabel="network evaluations (NFE)" if frame.view.x == "nfe" else frame.view.x_name)
-    axes.set_ylabel(f"{metric} ({direction(frame, metric)} is better)")
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
+    axes.set(title="")
+    axes.set_xlabel("network evaluations (NFE)" if frame.view.x == "nfe" else frame.view.x_name, fontsize=13)
+    axes.set_ylabel(f"{metric}\n({direction(frame, metric)} is better)", fontsize=13)
+    axes.tick_params(which="both", labelsize=12)
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > FEW:
+        options: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "fontsize": 9}
+    else:
+        options = {"loc": "best", "framealpha": 0.7, "fontsize": 12}
+    if labels:
+        axes.legend(handles, [frame.title(label) for label in labels], **options)
+    return figure
+
+
+LETTERS = 64  # of a line of a figure of texts
+LINES_OF_TEXT = 18
+
+
+def text_figure(texts: list[str], title: str) -> Figure:
+    """Draw the first lines of texts, for places that show figures only."""
+    lines = []
+    for line in "\n\n".join(texts).splitlines():
+        lines += [line[begin : begin + LETTERS] for begin in range(0, max(1, len(line)), LETTERS)]
+    figure = Figure(figsize=SIZE, dpi=100)
+    figure.text(0.02, 0.97, title, fontsize=13, va="top", parse_math=False)
+    shown = "\n".join(lines[:LINES_OF_TEXT])
+    figure.text(0.02, 0.88, shown, fontsize=11.5, va="top", family="monospace", parse_math=False)
     return figure
 
 
@@ -191,9 +218,8 @@ def draw_panel(
 def evolution(states: Tensor, num_tokens: int, title: str) -> Figure:
     """Draw one sample from x_0 (top) to the end (bottom): color is token, gray a mask, a dot a change."""
     tokens = states.numpy()  # (N, D)
-    steps, length = tokens.shape
-    size = (max(6.0, min(14.0, length * 0.06)), max(2.0, min(8.0, 1.2 + steps * 0.16)))
-    figure = Figure(figsize=size, layout="constrained")
+    steps = len(tokens)
+    figure = Figure(figsize=SIZE, layout="constrained")
     axes = figure.add_subplot()
     rainbow = colormaps["viridis"](np.linspace(0, 1, max(2, num_tokens)))[:num_tokens]
     colors = ListedColormap(list(np.vstack([rainbow, [[0.85, 0.85, 0.85, 1.0]]])))  # the mask is state V
@@ -204,12 +230,14 @@ def evolution(states: Tensor, num_tokens: int, title: str) -> Figure:
         image.set_clim(-0.5, num_tokens + 0.5)
     row, column = changed.nonzero()
     axes.scatter(column, row, s=max(1.0, min(9.0, 60 / steps)), c="black", marker="s", linewidths=0)
-    axes.set(xlabel="position", ylabel="step")
-    axes.set_title(title, fontsize=10)
+    axes.set_xlabel("position", fontsize=13)
+    axes.set_ylabel("step", fontsize=13)
+    axes.tick_params(labelsize=12)
+    axes.set_title(title, fontsize=12, loc="left")
     mark = Line2D(
         [], [], color="black", marker="s", markersize=3, linestyle="none", label="changed in this step"
     )
-    axes.legend(handles=[mark], loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
+    figure.legend(handles=[mark], loc="outside lower right", frameon=False, fontsize=11)
     return figure
 
 

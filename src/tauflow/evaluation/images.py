@@ -8,7 +8,7 @@ without smoothing.
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from torch import Tensor
 
-from tauflow.evaluation.results import Cell, DrawsSamples, Results
+from tauflow.evaluation.results import Cell, DrawsSamples, Results, Shown
 from tauflow.evaluation.tables import View, cell_name, number_text
 from tauflow.tasks import Task
 
@@ -188,7 +188,7 @@ def summary_line(cell: Cell, results: Results) -> str:
     facts = [f"{name} {number_text(found[name])}" for name in shown]
     counts = [each.measured.value for each in cell.records if each.metric == "samples"]
     over = f" over {counts[0]:g} samples" if counts else ""
-    return f"{cell_name(cell.factors)}: {', '.join(facts)}{over}"
+    return f"{results.title(cell.factors)}: {', '.join(facts)}{over}"
 
 
 def samples_text(results: Results, task: Task) -> str:
@@ -220,15 +220,14 @@ def _characters(image: np.ndarray) -> str:
     return "\n".join("".join(ramp[int(value)] * 2 for value in row) for row in level)
 
 
-def print_samples(cell: Cell, task: Task) -> None:
-    """Print the kept samples of a cell, and what marks in them mean; of images those that fit beside each
-    other."""
+def print_samples(cell: Cell, task: Task, title: str) -> None:
+    """Print the kept samples of a cell, and what marks in them mean. Images are those that fit on a line."""
     from rich.console import Console
     from rich.text import Text
 
     shown = samples_of(cell, task)
     console = Console()
-    console.print(cell_name(cell.factors), markup=False, highlight=False, soft_wrap=True)
+    console.print(title, markup=False, highlight=False, soft_wrap=True)
     if not isinstance(shown, np.ndarray):
         print("\n".join(["", "\n\n".join(shown)]))
         for mark, meaning in task.marks.items():
@@ -245,6 +244,21 @@ def print_samples(cell: Cell, task: Task) -> None:
     draw = _blocks if console.is_terminal else _characters
     for line in zip(*(draw(image).splitlines() for image in shown[:fit]), strict=True):
         console.print(Text.from_ansi(" ".join(line)), soft_wrap=True)
+
+
+def print_first_samples(results: Results, task: Task, count: int = 2) -> None:
+    """Print a few samples of the first sampler at its largest budget."""
+    cells = [cell for cell in results.cells if cell.shown and cell.shown.tokens]
+    cell = max(
+        (each for each in cells if each.factors["sampler"] == cells[0].factors["sampler"]),
+        key=lambda each: each.factors["nfe"],
+        default=None,
+    )
+    if cell is None or cell.shown is None:
+        return
+    condition = None if cell.shown.condition is None else cell.shown.condition[:count]
+    few = Shown(cell.shown.tokens[:count], condition)
+    print_samples(replace(cell, shown=few), task, results.title(cell.factors))
 
 
 def _blocks(image: np.ndarray) -> str:

@@ -162,6 +162,7 @@ class Results:
         notes: what a reader should know, such as samplers that were skipped.
         commands: the commands that made the results.
         versions: of the packages that numbers depend on.
+        auto: the sampler that `auto` stood for, "" if it wasn't asked for.
 
     Examples:
         >>> results = tauflow.Results.read("runs/countdown/evaluation")  # doctest: +SKIP
@@ -175,6 +176,7 @@ class Results:
     notes: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=lambda: versions())
+    auto: str = ""
 
     @property
     def records(self) -> list[Record]:
@@ -198,6 +200,16 @@ class Results:
     def note(self, text: str) -> None:
         if text and text not in self.notes:
             self.notes.append(text)
+
+    def title(self, factors: Factors) -> str:
+        """Return the factors of a cell in words: "auto = spaced_even, NFE 8"."""
+        from tauflow.evaluation.tables import cell_name
+
+        return f"auto = {cell_name(factors)}" if self.is_auto(factors) else cell_name(factors)
+
+    def is_auto(self, factors: Factors) -> bool:
+        """Return whether these are samples of the sampler that `auto` stood for."""
+        return bool(self.auto) and factors.get("sampler") == self.auto
 
     def to_frame(self) -> "pandas.DataFrame":
         """Return a pandas data frame with one row per record: a cell and one of its metrics.
@@ -242,6 +254,7 @@ class Results:
             "notes": self.notes,
             "commands": self.commands,
             "versions": self.versions,
+            "auto": self.auto,
         }
         text = json.dumps(plain(head), indent=1, allow_nan=False)[:-2]
         lines = ",\n".join(_cell_text(cell) for cell in self.cells)

@@ -18,8 +18,7 @@ from tauflow.evaluation.results import REAL, Factor, Factors, Measured, Results,
 from tauflow.samplers.registry import spec_name
 
 if TYPE_CHECKING:
-    pass
-
+    from rich.table import Table as RichTable
 
 WORDS = {
     "guidance": "guidance {}",
@@ -67,6 +66,7 @@ class Frame:
         self._found: dict[tuple[str, str, str], dict[float | None, list[Measured]]] = {}
         self._places: dict[str, dict[str, list[str]]] = {}  # panel -> metric -> rows
         self._names: dict[str, str] = {}  # row -> the name of its sampler
+        self._auto: set[str] = set()  # rows of the sampler that auto stands for
         self._items: dict[tuple[str, str, str], dict[Pair, list[float]]] = {}
         for record in results.records:
             panel = self.view.label(record.factors, self.view.panel)
@@ -82,6 +82,8 @@ class Frame:
         for cell in results.cells:
             panel = self.view.label(cell.factors, self.view.panel)
             row = self.view.label(cell.factors, self.view.row)
+            if results.is_auto(cell.factors):
+                self._auto.add(row)
             pair = frozenset(item for item in cell.factors.items() if item[0] not in self.view.row)
             for metric, numbers in cell.items.items():
                 self._items.setdefault((panel, row, metric), {})[pair] = numbers
@@ -91,6 +93,10 @@ class Frame:
     def names(self, rows: Iterable[str]) -> dict[str, str]:
         """Return the name of the sampler of each row, without its options."""
         return {row: self._names.get(row, row) for row in rows}
+
+    def title(self, row: str) -> str:
+        """Return the name of a row in tables: `auto = spaced_even` if `auto` was asked for."""
+        return f"auto = {row}" if row in self._auto else row
 
     @property
     def panels(self) -> list[str]:
@@ -242,7 +248,7 @@ def _metric_table(frame: Frame, panel: str, metric: str, emphasis: str) -> TextT
     over = " over real items" if frame.paired(panel, metric) else ""
     title = f"{metric} by {frame.view.x_name}, {way}, ± one standard error{over}"
     rows = [
-        [row, *(_cell(frame, panel, row, x, metric, emphasis) for x in xs)]
+        [frame.title(row), *(_cell(frame, panel, row, x, metric, emphasis) for x in xs)]
         for row in _all_rows(frame, panel, frame.rows(panel, metric))
     ]
     return TextTable(f"{panel}: {title}" if panel else title, ["sampler", *(f"{x:g}" for x in xs)], rows)
@@ -253,16 +259,18 @@ def _paired_table(frame: Frame, panel: str, metric: str) -> TextTable:
     first, *others = frame.paired(panel, metric)
     xs = frame.xs(panel, metric)
     rows = [
-        [row, *(number_text(frame.difference(panel, row, first, x, metric)) for x in xs)] for row in others
+        [frame.title(row), *(number_text(frame.difference(panel, row, first, x, metric)) for x in xs)]
+        for row in others
     ]
-    title = f"{metric} by {frame.view.x_name} less that of {first}, paired, ± standard error of it"
+    title = f"{metric} minus {metric} of {frame.title(first)} on the same items, by {frame.view.x_name}, ±"
+    title += " one standard error"
     return TextTable(f"{panel}: {title}" if panel else title, ["sampler", *(f"{x:g}" for x in xs)], rows)
 
 
 def _side_by_side(frame: Frame, panel: str, x: float, metrics: list[str], emphasis: str) -> TextTable:
     rows = [row for metric in metrics for row in frame.rows(panel, metric)]
     lines = [
-        [row, *(_cell(frame, panel, row, x, metric, emphasis) for metric in metrics)]
+        [frame.title(row), *(_cell(frame, panel, row, x, metric, emphasis) for metric in metrics)]
         for row in _all_rows(frame, panel, rows)
     ]
     arrows = {"higher": "↑", "lower": "↓", "near real data": "≈"}
@@ -284,8 +292,11 @@ def direction(frame: Frame, metric: str) -> str:
     return {True: "higher", False: "lower", None: "near real data"}[scale.higher_is_better]
 
 
-def _cell(frame: Frame, panel: str, row: str, x: float, metric: str, emphasis: str) -> str:
-    text = number_text(frame.measured(panel, row, x, metric))
+def _cell(
+    frame: Frame, panel: str, row: str, x: float, metric: str, emphasis: str, errors: bool = True
+) -> str:
+    measured = frame.measured(panel, row, x, metric)
+    text = number_text(measured if errors or measured is None else Measured(measured.value))
     if not text:
         return frame.problems.get(panel, {}).get((row, x), "")
     return emphasis.format(text) if row in frame.best(panel, x, metric) else text
@@ -304,14 +315,54 @@ def cost_table(frame: Frame, panel: str) -> list[str]:
         )
         if time and share:
             words = [f"{each.value:g}" if each else "" for each in counts]
-            lines.append(f"| {row} | {x:g} | {' | '.join(words)} | {time.value:.1f} | {share.value:.0%} |")
+            lines.append(
+                f"| {frame.title(row)} | {x:g} | {' | '.join(words)} | {time.value:.1f} | {share.value:.0%} |"
+            )
     return ["Cost\n", *lines, ""]
 
 
 def remarks(results: Results) -> list[str]:
     """Return the notes, and what went wrong with single cells."""
-    problems = [f"{cell_name(cell.factors)}: {cell.problem}" for cell in results.problems]
+    problems = [f"{results.title(cell.factors)}: {cell.problem}" for cell in results.problems]
     return [printable(line) for line in (*results.notes, *problems)]  # a file may say anything
+
+
+def print_summary(results: Results) -> None:
+    """Print one table: the first metric and nll at each budget, then what went wrong."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(width=FILE_WIDTH)
+    frame = Frame(results)
+    first, *others = [name for name in frame.metrics() if _has_numbers(frame, "", name)] or [""]
+    if first:
+        metrics = [first, *(name for name in others if name == "nll")]
+        table = _sections(frame, metrics)
+        if console.measure(table).minimum > console.width:
+            table = _sections(frame, metrics, errors=False)
+        console.print(table)
+    for cell in results.problems:
+        problem = printable(f"{results.title(cell.factors)}: {cell.problem}")
+        console.print(problem, markup=False, highlight=False)
+
+
+def _sections(frame: Frame, metrics: list[str], errors: bool = True) -> "RichTable":
+    """Return a table with a section per metric and a column per budget."""
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+
+    xs = sorted({x for metric in metrics for x in frame.xs("", metric)})
+    printed = RichTable("sampler")
+    for x in xs:
+        printed.add_column(f"{frame.view.x_name} {x:g}", justify="right", no_wrap=True)
+    for metric in metrics:
+        printed.add_section()
+        printed.add_row(f"[bold]{metric}[/bold] ({direction(frame, metric)} is better)")
+        for row in _all_rows(frame, "", frame.rows("", metric)):
+            words = [_cell(frame, "", row, x, metric, "[bold]{}[/bold]", errors) for x in xs]
+            printed.add_row(f"  {escape(frame.title(row))}", *words)
+    return printed
 
 
 def print_results(results: Results, view: View | None = None) -> None:

@@ -157,7 +157,7 @@ class TextToImage(Task):
     """
 
     primary_metric = "quiet_luma"
-    alone = "no numbers of real data: a pretrained model comes without its data"
+    alone = "real data: none, because a pretrained model comes without its data"
 
     def __init__(
         self,

@@ -379,7 +379,7 @@ class Language(TextTask):
     """
 
     primary_metric = "entropy_bits"
-    alone = "no numbers of real data: a pretrained model comes without its data"
+    alone = "real data: none, because a pretrained model comes without its data"
 
     def __init__(
         self,

@@ -30,6 +30,7 @@ from tauflow.numerics import generator_for
 from tauflow.process import Noise, Schedule, Source, schedule_from, source_from, stratified_times
 from tauflow.process.process import LossOn, Redrawn
 from tauflow.tasks.task import DataFacts, Task
+from tauflow.train.boards import log_scalars
 from tauflow.train.bound import Batch, Bound, Validation, batch_condition, batch_tokens, check_values
 from tauflow.untrusted import check_weights, path_of
 
@@ -477,8 +478,7 @@ class DFMModule(LightningModule):
 
     def record(self, step: int, metrics: dict[str, Any]) -> None:
         """Write metrics to the loggers now: a checkpoint is never ahead of its log."""
-        for logger in self.trainer.loggers:
-            logger.log_metrics({name: float(value) for name, value in metrics.items()}, step=step)
+        log_scalars(self.trainer.loggers, {name: float(value) for name, value in metrics.items()}, step)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)

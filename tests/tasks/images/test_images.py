@@ -597,7 +597,7 @@ def test_a_model_of_classes_that_differ_by_case_is_loaded_and_sampled(tmp_path, 
     words = ("--condition", "2", "--num_samples", 2, "--batch_size", 2, "--out", "out")
     code, printed = sample_here(checkpoint, capfd, *words)
     assert code == 0
-    assert "all samples were asked for: b\N{REPLACEMENT CHARACTER}[2J" in printed
+    assert "condition of all samples: b\N{REPLACEMENT CHARACTER}[2J" in printed
     assert "\x1b" not in printed + (tmp_path / "out" / "results.md").read_text()
 
 
