@@ -757,7 +757,7 @@ def report_end(trainer: Trainer, learned: str = "") -> int:
             print(f"watch       {where_to_look(logger)}")
     if trainer.global_step < BARELY_TRAINED and not stop.stopped_by:
         task = trainer.datamodule.task  # type: ignore[attr-defined]
-        print(f"note        {describe_barely_trained(trainer.global_step, task)}")
+        print(describe_barely_trained(trainer.global_step, task))
     if stop.stopped_by or stop.asked or trainer.interrupted:
         print(f"stopped at step {trainer.global_step}; {describe_saved(trainer)}")
         return 130
