@@ -140,6 +140,21 @@ def test_every_checkpoint_of_accumulated_steps_resumes(tmp_path, monkeypatch, sa
             assert_equal(whole[part], resumed[part], f"{path.name}: {part}")
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_mixed_precision_resumes_bit_for_bit(tmp_path, monkeypatch, saved, optimizer):
+    """With each optimizer, whose states a checkpoint must hold whole: from step 3 on as if never stopped."""
+    settings = [*TINY, f"--model.optimizer.name={optimizer}", "--trainer.precision=bf16-mixed"]
+    settings += ["--trainer.max_steps=6", "--checkpoints.every_n_steps=3"]
+    settings += [f"--trainer.default_root_dir={tmp_path}"]
+    train_here(*settings, cwd=tmp_path)
+    monkeypatch.undo()
+    start = next(path for path in saved if load_plain(path)["global_step"] == 3)
+    train_here(*settings, f"--ckpt_path={start}", cwd=tmp_path)
+    whole, resumed = (load_plain(tmp_path / f"version_{number}" / "last.ckpt") for number in (0, 1))
+    for part in ("global_step", "state_dict", "optimizer_states", "lr_schedulers"):
+        assert_equal(whole[part], resumed[part], part)
+
+
 def test_a_stop_waits_for_the_end_of_an_accumulated_step(tmp_path, monkeypatch):
     """As --trainer.max_time or a custom callback asks for it, at the third batch: in the second step."""
     training_step = DFMModule.training_step
