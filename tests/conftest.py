@@ -36,6 +36,8 @@ TINY = [
         "--model.network.blocks=1",
         "--model.network.heads=2",
         "--model.optimizer.warmup_steps=2",
+        "--model.optimizer.name=adamw",
+        "--trainer.precision=32-true",
     ),
     *("--trainer.log_every_n_steps=1", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"),
     "--evaluation.every_n_validations=0",

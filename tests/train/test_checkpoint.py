@@ -222,7 +222,8 @@ def test_a_checkpoint_of_format_1_is_described_as_this_version_does():
     assert model.optimizer_config.learning_rate == settings["learning_rate"]
     assert model.optimizer_config.ema_decay == settings["ema_decay"]
     assert describe(model) == entry["model"] | {
-        "init_args": entry["model"]["init_args"] | {"condition_dropout": 0.1}
+        "init_args": entry["model"]["init_args"]
+        | {"condition_dropout": 0.1, "optimizer": describe(model.optimizer_config)}  # newer settings
     }
     assert entry["task"] == old["task"]
 
