@@ -52,14 +52,10 @@ def test_every_config_evaluates_auto_and_is_of_this_version():
 
 @pytest.mark.parametrize(("fast", "expected"), [(True, "bf16-mixed"), (False, "32-true")])
 def test_precision_auto_is_the_fast_one_of_the_machine(tmp_path, monkeypatch, fast, expected):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": fast})
-    config = tmp_path / "config.yaml"
-    config.write_text("trainer:\n  precision: auto\n")
-    _, text, *flag = convert_words(["-c", str(config), "--trainer.precision", "auto"])
-    assert yaml.safe_load(text) == {"trainer": {"precision": expected}}
-    assert flag == ["--trainer.precision", expected]
+    monkeypatch.chdir(tmp_path)
+    cli = TauflowCLI([*TINY, "--trainer.precision=auto"])
+    assert cli.trainer.precision == expected
 
 
 def test_the_run_folder_holds_what_was_said(trained):

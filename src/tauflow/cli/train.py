@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import yaml
@@ -112,15 +112,13 @@ def convert_words(words: list[str]) -> list[str]:
     """Return the words that the parser gets.
 
     Names and settings of earlier versions, in flags and in configuration files, become those of this one.
-    Loggers without a folder write to the folder of the run. The precision `auto` becomes the fast one of this
-    machine.
+    Loggers without a folder write to the folder of the run.
     """
     converters = {
         "-c": _convert_config,
         "--config": _convert_config,
         "--trainer.logger": _convert_logger,
         "--trainer.logger+": _convert_logger,
-        "--trainer.precision": _convert_precision,
     }
     words = [update_names(word) for word in words]
     converted = []
@@ -158,21 +156,7 @@ def _convert_config(name: str) -> str:
     trainer = config.get("trainer") or {}
     if "logger" in trainer:
         trainer["logger"] = _with_folder(trainer["logger"])
-    if "precision" in trainer:
-        trainer["precision"] = _convert_precision(trainer["precision"])
     return str(path) if config == yaml.safe_load(text) else yaml.safe_dump(config, sort_keys=False)
-
-
-def _convert_precision(value: Any) -> Any:
-    """Return the setting of the precision; `auto` is bf16-mixed if the device is fast at it, else 32-true."""
-    if value != "auto":
-        return value
-    if torch.cuda.is_available():
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        cpu = torch.cpu.get_capabilities()
-        fast = not torch.backends.mps.is_available() and (cpu.get("avx512_bf16") or cpu.get("amx_bf16"))
-    return "bf16-mixed" if fast else "32-true"
 
 
 def _convert_logger(text: str) -> str:
@@ -253,15 +237,45 @@ def find_resumed(ckpt_path: str | None, root: Path) -> Path | None:
 # Folder of the run and its loggers
 
 
+# fmt: off
+Precision = Literal[
+    "auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true",
+    "transformer-engine", "transformer-engine-float16", "64", "32", "16", "bf16", 64, 32, 16,
+]
+# fmt: on
+
+
 class RunTrainer(Trainer):
-    """Lightning's trainer, with a folder of the run that doesn't depend on its loggers."""
+    """Lightning's trainer, with a folder of the run that doesn't depend on its loggers.
+
+    Args:
+        precision: of the network, such as 32-true or bf16-mixed; auto is bf16-mixed if the device is fast at
+            it, else 32-true.
+    """
 
     run_folder: Path | None = None  # of rank 0; None in a trial, which leaves no files
+
+    def __init__(self, *, precision: Precision | None = None, **kwargs: Any):
+        if precision == "auto":
+            precision = fast_precision(kwargs.get("accelerator", "auto"))
+        super().__init__(precision=precision, **kwargs)
 
     @property
     def log_dir(self) -> str | None:
         """Return the folder of the run. Call it on all ranks: rank 0 broadcasts it."""
         return self.strategy.broadcast(str(self.run_folder) if self.run_folder else None)
+
+
+def fast_precision(accelerator: Any) -> Literal["bf16-mixed", "32-true"]:
+    """Return bf16-mixed if the device that an accelerator chooses is fast at it, else 32-true."""
+    if torch.cuda.is_available() and accelerator != "cpu":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif torch.backends.mps.is_available() and accelerator != "cpu":
+        fast = False
+    else:
+        cpu = torch.cpu.get_capabilities()
+        fast = cpu.get("avx512_bf16") or cpu.get("amx_bf16")
+    return "bf16-mixed" if fast else "32-true"
 
 
 IN_USE = "wait for it to end, or start another run without --ckpt_path"
@@ -450,7 +464,7 @@ class TauflowCLI(LightningCLI):
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add trainer, model and task; Lightning would take a data module of its own for the task."""
-        parser.add_lightning_class_args(Trainer, "trainer")
+        parser.add_lightning_class_args(RunTrainer, "trainer")
         parser.add_lightning_class_args(DFMModule, "model")
         parser.add_subclass_arguments(Task, "data", required=True)
 
