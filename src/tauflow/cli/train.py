@@ -667,8 +667,8 @@ class SaveConfig(SaveConfigCallback):
             config.ckpt_path = None
             if config.init_from is not None:  # a tokenizer, too long to read, comes with it
                 arguments = vars(config.data.init_args)
-                kept = import_object(config.data.class_path, Task).sample_settings
-                arguments |= {name: None for name in kept if len(str(arguments[name])) > LONG}
+                task: Any = import_object(config.data.class_path, Task)
+                arguments |= {name: None for name in task.sample_settings if len(str(arguments[name])) > LONG}
             files.write(Path(folder) / self.config_filename, self.parser.dump(config, skip_none=False))
 
 

@@ -74,7 +74,7 @@ class Network(nn.Module, ABC):
         """Return logits (B, D, V); the arguments are those of `hidden`."""
         return self.head(self.hidden(*inputs, **options))
 
-    def hidden_matrices(self) -> list[nn.Parameter]:
+    def hidden_matrices(self) -> list[Tensor]:
         """Return the weights that Muon updates: by default of linear and convolution layers but `output`."""
         return [
             module.weight

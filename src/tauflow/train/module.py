@@ -108,7 +108,7 @@ class MuonAdamW(torch.optim.Optimizer):
     The kernels of a convolution count as a matrix with one row per output channel. Group 0 is Muon's.
     """
 
-    def __init__(self, matrices: list[nn.Parameter], learning_rate: float, adamw: torch.optim.AdamW):
+    def __init__(self, matrices: list[Tensor], learning_rate: float, adamw: torch.optim.AdamW):
         flat = [nn.Parameter(matrix.detach().flatten(1)) for matrix in matrices]
         muon = torch.optim.Muon(flat, lr=learning_rate, weight_decay=0.0)
         muon.param_groups[0]["params"] = matrices
@@ -133,7 +133,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
 
 @contextmanager
-def _flattened(weights: list[nn.Parameter]) -> Iterator[None]:
+def _flattened(weights: list[Tensor]) -> Iterator[None]:
     """Let weights and their gradients be matrices in this block."""
     shapes = [weight.shape for weight in weights]
     for weight in weights:
@@ -143,7 +143,7 @@ def _flattened(weights: list[nn.Parameter]) -> Iterator[None]:
         _reshape(weight, shape)
 
 
-def _reshape(weight: nn.Parameter, shape: Sequence[int]) -> None:
+def _reshape(weight: Tensor, shape: Sequence[int]) -> None:
     gradient = weight.grad
     weight.grad = None  # it must have the weight's shape
     weight.data = weight.data.view(shape)
