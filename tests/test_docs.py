@@ -38,7 +38,8 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def commands(text: str) -> list[str]:
-    lines = [line.strip() for block in blocks(text, "bash") for line in block.splitlines()]
+    whole = (re.sub(r"\\\n\s*", "", block) for block in blocks(text, "bash"))  # no continued lines
+    lines = [line.strip() for block in whole for line in block.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 

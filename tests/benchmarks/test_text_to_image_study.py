@@ -31,7 +31,7 @@ def models(tmp_path, monkeypatch):
         return str(tmp_path / source)
 
     def load(path, data):
-        name = path.rsplit("/", 1)[1]
+        name = path.name
         if name == "countdown":
             return Trained(
                 tauflow.Model(

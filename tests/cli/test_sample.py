@@ -76,7 +76,7 @@ def test_no_arguments_take_the_best_of_the_newest_run(trained, tmp_path):
     result = run(cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "checkpoints/countdown/version_1/best.ckpt" in result.stdout
-    assert "\nspaced_even, NFE 32\n" in result.stdout
+    assert "\nauto = spaced_even, NFE 32\n" in result.stdout
     assert result.stdout.count("┏") == 1, "one table, with the metrics as columns"
     assert "error_rate ↓" in result.stdout
     shown = result.stdout.split("NFE 32\n\n")[1].split("\n\n")

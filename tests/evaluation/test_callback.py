@@ -155,7 +155,7 @@ def test_hparams_name_metrics_that_exist(watched):
         "network": "Transformer, 3.53 k",
     }
     assert session.hparams["width"].number_value == 16
-    assert session.hparams["learning_rate"].number_value == 0.002
+    assert session.hparams["learning_rate"].number_value == 0.003
     assert session.hparams["batch_size"].number_value == 8
     assert {info.name for info in experiment.hparam_infos} == set(session.hparams)
     first = [info.name for info in experiment.hparam_infos if info.differs]

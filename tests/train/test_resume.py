@@ -278,7 +278,7 @@ def test_settings_change_from_the_resumed_step_on(tmp_path, name):
     assert f"changed     model.optimizer.{peak} 0.004 -> 0.0005 from step 8" in said
     assert "changed     trainer.max_steps 8 -> 12 from step 8" in said
     assert said.count("changed ") == 5
-    config = OptimizerConfig(warmup_steps=1)
+    config = OptimizerConfig(warmup_steps=1, final_rate=0.02)
     assert rates(folder)[8:] == pytest.approx([0.0005 * config.factor(step, 12) for step in range(8, 12)])
     groups = load_plain(folder / "last.ckpt")["optimizer_states"][0]["param_groups"]
     assert 0.5 in [group["weight_decay"] for group in groups]

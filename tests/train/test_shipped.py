@@ -156,7 +156,7 @@ def test_sample_without_a_run_takes_the_shipped_model(tmp_path, monkeypatch, cap
     assert stop.value.code == 0
     assert "countdown_masked.ckpt" in printed
     table = printed[printed.index("NFE 32") :]
-    assert re.search(r"error_rate.*\n.*\n.*best_learned\W+0\.0", table), (
+    assert re.search(r"error_rate.*\n.*\n.*auto = best_learned\W+0\.0", table), (
         "under a tenth of the transitions are wrong"
     )
 

@@ -769,9 +769,9 @@ def report_end(trainer: Trainer, learned: str = "") -> int:
         print(f"last        {saved.last_path}  (step {saved.last_step})")
         for logger in trainer.loggers:
             print(f"watch       {where_to_look(logger)}")
-    if trainer.global_step < BARELY_TRAINED and not stop.stopped_by:
-        task = trainer.datamodule.task  # type: ignore[attr-defined]
-        print(describe_barely_trained(trainer.global_step, task))
+        if trainer.global_step < BARELY_TRAINED and not stop.stopped_by:
+            task = trainer.datamodule.task  # type: ignore[attr-defined]
+            print(describe_barely_trained(trainer.global_step, task))
     if stop.stopped_by or stop.asked or trainer.interrupted:
         print(f"stopped at step {trainer.global_step}; {describe_saved(trainer)}")
         return 130
