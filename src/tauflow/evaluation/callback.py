@@ -26,7 +26,7 @@ from tauflow.evaluation.evaluate import (
 )
 from tauflow.evaluation.figures import save_report
 from tauflow.evaluation.results import Factors, Results
-from tauflow.evaluation.tables import View, cell_name, to_markdown
+from tauflow.evaluation.tables import View, cell_name, headline, to_markdown
 from tauflow.tasks import Task
 from tauflow.train import Trained
 from tauflow.train.boards import TensorBoard, board_of
@@ -216,6 +216,8 @@ class SamplerEvaluation(Callback):
         self._step = trainer.global_step
         self._owed = None
         self._record(trainer, module, results, time.perf_counter() - begin)
+        if trainer.is_global_zero and not _at_the_end(trainer):
+            print(f"samplers    step {trainer.global_step}  {headline(results)}", flush=True)
 
     def _measured(self, trainer: Trainer, grid: SamplerGrid, begin: float) -> Results:
         def until() -> str:

@@ -347,6 +347,19 @@ def print_summary(results: Results) -> None:
         console.print(problem, markup=False, highlight=False)
 
 
+def headline(results: Results) -> str:
+    """Return the first metric of each row at the middle budget, in one line; "" if there is none."""
+    frame = Frame(results)
+    for metric in frame.metrics():
+        budgets = frame.xs("", metric)
+        if budgets:
+            nfe = budgets[len(budgets) // 2]
+            found = {row: frame.measured("", row, nfe, metric) for row in frame.rows("", metric)}
+            values = ", ".join(f"{frame.title(row)} {each.value:.3g}" for row, each in found.items() if each)
+            return f"{metric} at NFE {nfe:g}: {values}"
+    return ""
+
+
 def _sections(frame: Frame, metrics: list[str], errors: bool = True) -> "RichTable":
     """Return a table with a section per metric and a column per budget."""
     from rich.markup import escape
