@@ -9,6 +9,7 @@ from tiny_training import Plain
 from tauflow.denoise import DROPPED, SplitDenoiser
 from tauflow.errors import SettingsError
 from tauflow.networks import Transformer, TransformerConfig, network_from
+from tauflow.networks.transformer import attend
 
 
 def network(conditions=(), **sizes) -> Transformer:
@@ -335,3 +336,20 @@ def test_places_tell_where_on_the_grid_a_token_stands():
     assert columns.shape == (4, 16)
     torch.testing.assert_close(network.places()[7], rows[1] + columns[3])  # the last axis is fastest
     assert "places" not in TransformerConfig().init_args  # as in files of earlier versions
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_plain_attention_of_training_in_bfloat16_is_that_of_the_kernel(padded):
+    """Values and gradients, up to the rounding of bfloat16: 8 bits."""
+    generator = torch.Generator().manual_seed(0)
+    exact = [torch.randn(2, 3, 7, 8, generator=generator).requires_grad_() for _ in range(3)]
+    rounded = [each.detach().bfloat16().requires_grad_() for each in exact]
+    attended = (torch.arange(7) < 5).expand(2, 1, 1, 7) if padded else None
+    values = F.scaled_dot_product_attention(*exact, attn_mask=attended)
+    plain = attend(*rounded, attended)
+    torch.testing.assert_close(plain.float(), values, rtol=0, atol=0.03)
+    weights = torch.randn(2, 3, 7, 8, generator=generator)
+    (values * weights).sum().backward()
+    (plain * weights.bfloat16()).sum().backward()
+    for one, other in zip(rounded, exact, strict=True):
+        torch.testing.assert_close(one.grad.float(), other.grad, rtol=0, atol=0.05)
