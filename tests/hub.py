@@ -20,6 +20,7 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.repos: dict[str, dict[str, bytes]] = {}
         self.private: set[str] = set()
+        self.served: list[str] = []  # files that were downloaded
 
     @property
     def address(self) -> str:
@@ -125,6 +126,7 @@ class Handler(BaseHTTPRequestHandler):
             if content is None:
                 self._answer(404, {"error": "Entry not found"}, X_Error_Code="EntryNotFound")
             else:
+                self.server.served += [found[1]] if self.command == "GET" else []
                 self._answer(
                     200, content, ETag=f'"{hashlib.sha1(content).hexdigest()}"', X_Repo_Commit=commit
                 )

@@ -73,6 +73,21 @@ def test_the_model_card_says_what_it_is_and_how_to_load_it(trained, exported, tm
     assert "\nlicense: apache-2.0\n" in (licensed / "README.md").read_text()
 
 
+def test_a_model_without_a_task_in_the_current_folder(tmp_path, monkeypatch):
+    module = DFMModule(
+        tauflow.Countdown(length=8).facts, network=TransformerConfig(width=16, blocks=1, heads=2)
+    )
+    entry = {"format": FORMAT, "model": describe(module), "task": None}
+    save({"state_dict": module.state_dict(), "global_step": 3, KEY: entry}, tmp_path / "mine.ckpt")
+    (tmp_path / "my-model").mkdir()
+    monkeypatch.chdir(tmp_path / "my-model")
+    tauflow.export(tmp_path / "mine.ckpt", ".")
+    card = Path("README.md").read_text()
+    assert "# my-model\n" in card
+    assert "Task" not in card
+    assert tauflow.load(".").task is None
+
+
 def test_what_was_learned_goes_along(tmp_path):
     shipped = tauflow.load("countdown_masked")
     loaded = tauflow.load(tauflow.export("countdown_masked", tmp_path / "model"))
@@ -281,9 +296,10 @@ def test_a_model_goes_to_the_hub_and_back(exported, tmp_path, hub, monkeypatch):
     ],
 )
 def test_what_the_hub_does_not_have(hub, name, said):
-    hub.repos["someone/bert"] = {"config.json": b'{"model_type": "bert"}'}
+    hub.repos["someone/bert"] = {"config.json": b'{"model_type": "bert"}', "model.safetensors": b"large"}
     with pytest.raises(CheckpointError, match=said):
         tauflow.load(name)
+    assert "model.safetensors" not in hub.served, "the weights of another library may be large"
 
 
 def test_without_a_network_the_cache_is_enough(exported, hub, monkeypatch):
@@ -328,6 +344,9 @@ def test_commands_export_and_push(trained, tmp_path, monkeypatch, capsys, hub):
 
     assert "model.safetensors" in run("export", trained, tmp_path / "model", "--license", "mit")
     assert "license: mit" in (tmp_path / "model" / "README.md").read_text()
+    hint = f"learned counts: tauflow sample --ckpt {tmp_path / 'model'} --learn_counts"
+    assert hint in run("export", trained, tmp_path / "model")
+    assert "--learn_counts" not in run("export", "countdown_masked", tmp_path / "learned")
     assert run("push", tmp_path / "model", "me/model", "--private") == f"{hub.address}/me/model\n"
     assert hub.private == {"me/model"}
     with pytest.raises(SystemExit, match="error: Checkpoint not found: nowhere"):

@@ -1,9 +1,11 @@
 """`tauflow export` and `tauflow push`: a model as a folder, and the folder on the Hugging Face Hub."""
 
 import argparse
+import shlex
 from typing import NoReturn
 
 from tauflow.cli.messages import exit_with_message
+from tauflow.errors import program
 
 EXPORT = """Write a model to a folder that you can share: safetensors, config, tokenizer, and a model card.
 
@@ -49,15 +51,23 @@ def export_command(words: list[str]) -> None:
     settings = parser.parse_args(words)
     with exit_with_message(""):
         from tauflow.imports import import_object
-        from tauflow.train import export
+        from tauflow.train import export, load
 
         classes = [import_object(name, object) for name in settings.classes]
         folder = export(
-            settings.run, settings.folder, half=settings.half, license=settings.license, classes=classes
+            settings.run,
+            settings.folder,
+            half=settings.half,
+            license=settings.license,
+            classes=classes,
+            progress=True,
         )
-        files = sorted(folder.iterdir()) if folder.is_dir() else [folder]
-        for path in files:
+        for path in sorted(folder.iterdir()) if folder.is_dir() else [folder]:
             print(f"{path.stat().st_size:>12,}  {path}")
+        model = load(folder, classes=classes).model
+        if model.process.absorbing and not model.counts:
+            command = f"{program('sample')} --ckpt {shlex.quote(str(folder))} --learn_counts"
+            print(f"auto samples better with learned counts: {command}")
 
 
 def push_command(words: list[str]) -> None:

@@ -72,8 +72,8 @@ PUBLIC = {
 }
 """Names in checkpoints of format 1 that are public names, not those of modules."""
 SHIPPED = Path(__file__).parents[3] / "checkpoints" / "shipped"
+"""Trained models that come with a clone: countdown_masked.ckpt, countdown_uniform.ckpt, fashion.ckpt, ..."""
 WHERE_SHIPPED = "Shipped models come with a clone of the repository, in checkpoints/shipped."
-"""Trained models that come with the project: countdown_masked.ckpt, countdown_uniform.ckpt, fashion.ckpt."""
 CLASS_KEYS = ("class_path", "_class_path", "_instantiator", "_target_")
 HARMLESS = {"lightning.pytorch.cli.instantiate_module"}  # LightningCLI's `_instantiator`; never called here
 CONFIG = "config.json"
@@ -233,7 +233,12 @@ def _download(name: str, revision: str | None) -> Path:
     from huggingface_hub import errors, snapshot_download
 
     try:
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES)))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=CONFIG))
+        ours = (folder / CONFIG).is_file() and not is_pretrained(folder)
+        if ours:  # only then the weights, of the same commit
+            snapshot_download(name, revision=folder.name, allow_patterns=list(FILES))
+    except CheckpointError:
+        raise
     except errors.GatedRepoError:
         reason = "it's gated. Accept its terms on its page, and log in with `hf auth login`."
     except errors.RepositoryNotFoundError:
@@ -243,7 +248,7 @@ def _download(name: str, revision: str | None) -> Path:
     except Exception as error:  # the library raises many kinds
         reason = f"{first_line(error).rstrip('.')}. Check the network, or pass a folder."
     else:
-        if not (folder / CONFIG).is_file() or is_pretrained(folder):
+        if not ours:
             raise CheckpointError(
                 f"{name} on the Hugging Face Hub isn't a model that tauflow exported. Try tauflow.pretrained."
             )

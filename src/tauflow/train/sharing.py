@@ -62,6 +62,7 @@ def export(
     license: str | None = None,
     learn: bool = True,
     classes: Iterable[type] = (),
+    progress: bool = False,
 ) -> Path:
     """Write a model to a folder that you can share: weights, description, tokenizer, and a model card.
 
@@ -78,6 +79,7 @@ def export(
         learn: for a masked model without learned counts, learn them if that takes less than 5 % of the time
             that its training took.
         classes: your own classes that the checkpoint may name, as in `tauflow.load`.
+        progress: show a progress bar while counts are learned.
 
     Returns:
         The folder or file.
@@ -97,7 +99,7 @@ def export(
     trained = load(source, classes=classes)
     if learn and trained.model.process.absorbing and not trained.model.counts:
         seconds = checkpoint.get("callbacks", {}).get("TrainingTime", {}).get("seconds", 0.0)
-        counts = learn_within(trained.model, budget_of(seconds))
+        counts = learn_within(trained.model, budget_of(seconds), progress=progress)
         trained = replace(trained, model=replace(trained.model, counts=counts))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +110,7 @@ def export(
             for name in trained.task.shared_files if trained.task else ():
                 if (source.parent / name).exists():
                     shutil.copyfile(source.parent / name, made / name)
-            write(made / CARD, model_card(trained, checkpoint, source, target.name, license))
+            write(made / CARD, model_card(trained, checkpoint, source, target.resolve().name, license))
             _move_files(made, target)
     except OSError as error:
         raise WriteError(f"Can't write {target} ({error.strerror or error}).", error.errno) from None
@@ -205,11 +207,15 @@ def model_card(
     saved = checkpoint.get("callbacks", {}).get("Checkpoints", {})
     score = f", {saved['monitor']} {saved['best_score']:.4g}" if saved.get("best_score") is not None else ""
     where = [
-        Path(str(settings[key])).name for key in ("files", "pictures", "npz", "idx") if settings.get(key)
+        Path(place.strip()).name
+        for key in ("files", "pictures", "npz", "idx")
+        for place in str(settings.get(key) or "").split(",")
+        if place.strip()
     ]
     where += [settings["hub"]] if settings.get("hub") else []
+    about = f"{type(task).__name__}: {inspect.getdoc(task)}".splitlines()[0].rstrip(":")
     facts = {
-        "Task": f"{type(task).__name__}: {inspect.getdoc(task)}".splitlines()[0].rstrip(":"),
+        **({"Task": about} if task is not None else {}),
         **({"Data": ", ".join(where)} if where else {}),
         "Samples": f"shape {model.shape} of {model.process.num_tokens} tokens",
         "Process": str(model.process),
