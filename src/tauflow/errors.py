@@ -68,7 +68,8 @@ def program(command: str) -> str:
 
     `python train.py` if train.py or sample.py of the repository runs, else `tauflow train`.
     """
-    in_repository = Path(sys.argv[0]).name in ("train.py", "sample.py")
+    started = Path(sys.argv[0])
+    in_repository = started.name in ("train.py", "sample.py") and started.parent.name != "cli"
     return f"python {command}.py" if in_repository else f"tauflow {command}"
 
 

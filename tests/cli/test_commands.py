@@ -102,6 +102,8 @@ def test_configs_are_listed(monkeypatch, capsys):
     names = {path.stem for path in CONFIGS.glob("*.yaml")}
     assert names <= set(printed.split())
     assert "countdown             Countdown from a masked source" in printed
+    assert "images                Your own images from a folder\n" in printed
+    assert "python" not in printed, "what a configuration is, not how to use it"
     assert all(len(line) <= 100 for line in printed.splitlines()[:-1])
 
 
@@ -114,5 +116,6 @@ def test_a_wheel_has_every_package():
 def test_hints_name_the_program_that_runs(monkeypatch):
     monkeypatch.setattr("sys.argv", ["/somewhere/train.py"])
     assert program("sample") == "python sample.py"
-    monkeypatch.setattr("sys.argv", ["/somewhere/bin/tauflow", "train"])
-    assert program("sample") == "tauflow sample"
+    for started in ("/somewhere/bin/tauflow", "/somewhere/tauflow/cli/train.py", "/somewhere/mine.py"):
+        monkeypatch.setattr("sys.argv", [started, "train"])
+        assert program("sample") == "tauflow sample"

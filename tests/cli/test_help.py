@@ -28,6 +28,7 @@ def test_flags_of_the_training_help_exist(everything):
     """Names of the help that the parser, or the task and network they belong to, don't have."""
     named = set(re.findall(r"^  (?:-c, )?(--[\w.]+)", describe("train"), re.MULTILINE))
     assert {"--data.files", "--model.optimizer.learning_rate", "--trainer.max_steps"} <= named
+    assert {"--ckpt_path", "--init_from"} <= named
     own = {name for name in named if name.startswith(("--data.", "--model.network."))}  # of a class
     assert not {name for name in named - own - {"--help", "--config"} if f"  {name}" not in everything}
     for name in TRAINER:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import tauflow
 from tauflow.cli.configs import CONFIGS, describe_configs
 from tauflow.cli.help import show_help
-from tauflow.cli.messages import exit_with_reader, suggest
+from tauflow.cli.messages import print_page, suggest
 
 ABOUT = {
     "train": "train a model from a configuration and flags",
@@ -39,8 +39,6 @@ def run(command: str, words: Sequence[str]) -> None:
         if show_help(command, words):
             return
         start = find_command(command)
-    except BrokenPipeError:
-        exit_with_reader()
     except KeyboardInterrupt:
         sys.exit("\nstopped before anything was done")
     start(list(words))
@@ -66,10 +64,7 @@ def list_configs(words: list[str]) -> None:
     """Print the configurations that come with the package."""
     if words:
         sys.exit(f"error: tauflow configs takes no arguments, got {' '.join(words)}.")
-    try:
-        print(f"{describe_configs()}\n\nThey're in {CONFIGS}. Use one with tauflow train -c NAME.")
-    except BrokenPipeError:
-        exit_with_reader()
+    print_page(f"{describe_configs()}\n\nThey're in {CONFIGS}. Use one with tauflow train -c NAME.")
 
 
 def main() -> None:
@@ -78,7 +73,8 @@ def main() -> None:
     if command in ABOUT:
         run(command, words)
     elif command in ("--help", "-h"):
-        print(HELP.format(commands="\n".join(f"  tauflow {name:<9}{text}" for name, text in ABOUT.items())))
+        commands = "\n".join(f"  tauflow {name:<9}{text}" for name, text in ABOUT.items())
+        print_page(HELP.format(commands=commands))
     elif command == "--version":
         print(f"tauflow {tauflow.__version__}")
     else:

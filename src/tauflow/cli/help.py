@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tauflow.cli.configs import known_configs
+from tauflow.cli.messages import print_page
 from tauflow.errors import program
 
 PACKAGE = Path(__file__).parents[1]
@@ -36,7 +37,7 @@ def show_help(command: str, words: Sequence[str]) -> bool:
     topic = next((word for word in words[asked + 1 : asked + 2] if not word.startswith("-")), "")
     if topic and topic not in TOPICS[command]:
         sys.exit(f"error: --help must be followed by {', '.join(TOPICS[command])}, or nothing, got {topic}.")
-    print(describe(command, topic).rstrip())
+    print_page(describe(command, topic).rstrip())
     return True
 
 
@@ -71,7 +72,8 @@ TRAIN_EXAMPLES = """\
 {train} -c text_masked --data.files "corpus/*.txt"
 {train} -c images --data.pictures FOLDER
 {train} -c countdown --model.source uniform --model.network.time true
-{train} --ckpt_path last                  # resume the newest run of this configuration"""
+{train} --ckpt_path last                  # resume the newest run of this configuration
+{train} -c text_masked --init_from user/model --data.files "mine/*.txt"   # fine-tune"""
 
 SETTINGS: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
     "Data": [
@@ -119,7 +121,8 @@ def describe_training(topic: str) -> str:
     configs = ", ".join(name for name in known_configs() if "_" not in name)
     start = [
         row("-c, --config NAME", f"{configs}, ..., or your own YAML file; repeatable"),
-        row("--ckpt_path PATH", "resume from a checkpoint or the folder of a run; last: the newest run"),
+        row("--ckpt_path PATH", "resume a run; last: the newest run of this configuration"),
+        row("--init_from MODEL", "start from a trained model: its file, folder, or name"),
         row("--seed_everything N", "seed of the weights, the data order, and the noise"),
         row("--print_config", "print every setting with its value, and exit"),
     ]

@@ -42,6 +42,14 @@ def exit_with_reader() -> NoReturn:
     sys.exit(128 + signal.SIGPIPE)
 
 
+def print_page(text: str) -> None:
+    """Print a text, of which the reader of a pipe may take a part."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        exit_with_reader()
+
+
 @contextmanager
 def exit_with_message(resume: str) -> Iterator[None]:
     """Exit with one line for every error that a user can fix, and when a signal stops the block.

@@ -145,7 +145,8 @@ class SampleSettings:
         short="-o",
     )
     show: int | None = flag(
-        "samples to print for a single cell, or in samples.txt for each (default 4; 40 for images)",
+        "samples to print if there is a single cell, and of each cell in samples.txt (default 4; 40 for "
+        "images)",
         "N",
     )
     tensorboard: bool = flag("also write the results next to the run, for TensorBoard", default=False)
