@@ -38,10 +38,14 @@ def file_name(factors: Factors) -> str:
     return f"{safe}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
+def _path_of(folder: Path, factors: Factors) -> Path:
+    return folder / FOLDER / f"{file_name(factors)}.npz"
+
+
 def write_cell(folder: Path, cell: Cell, task: Task) -> None:
     """Write all samples of a cell: NAME.npz, and for a task of images also NAME/00000.png and so on."""
     assert cell.samples is not None
-    path = folder / FOLDER / f"{file_name(cell.factors)}.npz"
+    path = _path_of(folder, cell.factors)
     arrays: dict[str, Any] = {"tokens": cell.samples.tokens}
     if cell.samples.condition is not None:
         arrays["condition"] = cell.samples.condition
@@ -67,12 +71,12 @@ def _write_images(folder: Path, images: np.ndarray) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
     except OSError as error:
-        raise WriteError(f"cannot write {folder} ({error.strerror or error})", error.errno) from error
+        raise WriteError(f"can't write {folder} ({error.strerror or error})", error.errno) from error
 
 
 def read_cell(folder: Path, factors: Factors) -> AllSamples | None:
     """Return all samples of a cell; None if an earlier version measured it, which didn't keep them."""
-    path = folder / FOLDER / f"{file_name(factors)}.npz"
+    path = _path_of(folder, factors)
     if not path.exists():
         return None
     with np.load(path) as arrays:
@@ -86,14 +90,14 @@ def write_lines(folder: Path, results: Results, task: Task) -> list[str]:
     its tokens where the task has no texts. Images and tables have other files.
     """
     cells = [cell for cell in results.cells if cell.records and "nfe" in cell.factors]
-    found = [read_cell(folder, cell.factors) for cell in cells]
-    missing = [cell_name(cell.factors) for cell, samples in zip(cells, found, strict=True) if samples is None]
+    missing = [cell_name(cell.factors) for cell in cells if not _path_of(folder, cell.factors).exists()]
     if missing:
-        results.note(f"only the first samples were kept of {'; '.join(missing)}, by an earlier version")
+        results.note(f"an earlier version measured {'; '.join(missing)} and kept the first samples only")
     if shows_only_images(task) or isinstance(task, TabulatesSamples):
         return [FOLDER]
     with files.atomic(folder / LINES) as file:
-        for cell, samples in zip(cells, found, strict=True):
+        for cell in cells:  # one after the other: all together may not fit into memory
+            samples = read_cell(folder, cell.factors)
             for line in _lines(cell, samples, task) if samples is not None else ():
                 file.write(f"{json.dumps(line, ensure_ascii=False)}\n".encode())
     return [LINES, FOLDER]
