@@ -1,8 +1,11 @@
 """How lines look: one look for each sampler in all figures, no two alike in one."""
 
+import io
+import warnings
+
 import pytest
 
-from tauflow.evaluation.figures import STYLES, quality_figure, styles
+from tauflow.evaluation.figures import STYLES, quality_figure, styles, text_figure
 from tauflow.evaluation.results import Cell, Measured, Record, Results, Scale
 from tauflow.evaluation.tables import Frame
 from tauflow.samplers import SAMPLERS
@@ -73,3 +76,11 @@ def test_a_zero_stands_on_the_lower_edge_of_a_logarithmic_axis():
     assert 0 < edge < 0.02
     assert axes.containers[0].lines[0].get_ydata().tolist() == [0.1, edge, 0.02]
     assert [text.get_text() for text in axes.texts] == ["at the lower edge: 0"]
+
+
+def test_texts_in_any_script_are_drawn():
+    """Matplotlib would warn of each letter that its font lacks."""
+    figure = text_figure(["a\tb ␊ ¶ \N{CJK UNIFIED IDEOGRAPH-4E2D}\n\N{GRINNING FACE}"], "euler, NFE 8")
+    with warnings.catch_warnings(action="error"):
+        figure.savefig(io.BytesIO(), format="png")
+    assert figure.texts[1].get_text() == "a   b □ ¶ □\n□"

@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 from torch import Tensor
@@ -155,9 +156,12 @@ LINES_OF_TEXT = 18
 
 
 def text_figure(texts: list[str], title: str) -> Figure:
-    """Draw the first lines of texts, for places that show figures only."""
+    """Draw the first lines of texts, for places that show figures only; □ is a letter the font lacks."""
+    font = get_font(findfont(FontProperties(family="monospace")))
+    letters = "\n\n".join(texts).expandtabs(4)
+    drawn = "".join(each if each == "\n" or font.get_char_index(ord(each)) else "□" for each in letters)
     lines = []
-    for line in "\n\n".join(texts).splitlines():
+    for line in drawn.splitlines():
         lines += [line[begin : begin + LETTERS] for begin in range(0, max(1, len(line)), LETTERS)]
     figure = Figure(figsize=SIZE, dpi=100)
     figure.text(0.02, 0.97, title, fontsize=13, va="top", parse_math=False)
