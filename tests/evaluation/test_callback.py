@@ -6,17 +6,23 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import lightning
 import pytest
 import torch
+import yaml
 from conftest import TINY, assert_equal, load_plain, read_scalars, run_train, train_here
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 import tauflow
 from tauflow.cli.sample import sample as sample_cli
 from tauflow.cli.train import TauflowCLI
 from tauflow.evaluation.results import REAL, Results
 from tauflow.evaluation.tables import Frame
+from tauflow.networks import TransformerConfig
 from tauflow.samplers import SAMPLERS
 from tauflow.samplers.leaping import Leaping
+from tauflow.tasks.data import TaskData
+from tauflow.tasks.text import Text
 
 WATCH = [
     *TINY,
@@ -178,6 +184,29 @@ def test_runs_of_one_number_have_rows_of_their_own_in_hparams(tmp_path, monkeypa
     assert name_of_run(Path("/data/a/version_1")) == "a/version_1 in /data"
 
 
+def test_what_is_long_is_not_shown(tmp_path):
+    """A tokenizer, and a probability per token; and other loggers get the names of the HParams tab."""
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n\n".join(f"the {number} of spades is a card" for number in range(400)))
+    task = Text(files=str(corpus), tokenizer="characters", length=8, cache=str(tmp_path / "cache"))
+    network = TransformerConfig(width=16, blocks=1, heads=2, time=True)
+    module = tauflow.DFMModule(task.facts, source="marginal", network=network)
+    place = {"save_dir": tmp_path, "name": "", "version": "run"}
+    loggers = [TensorBoardLogger(**place), CSVLogger(**place | {"version": "csv"})]
+    evaluation = tauflow.SamplerEvaluation(every_n_validations=0)
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_steps=1, callbacks=[evaluation], logger=loggers, limit_val_batches=0
+    )
+    trainer.fit(module, TaskData(task))
+    said = text_of(tmp_path / "run", "1_overview/about_this_run")
+    assert "Text: corpus.txt" in said
+    assert "tokenizer_json" in said
+    assert len(said) < 4000
+    found = yaml.safe_load((tmp_path / "csv" / "hparams.yaml").read_text())
+    assert (found["task"], found["source"], found["width"]) == ("Text", "marginal", 16)
+    assert found["settings"]["task"]["length"] == 8
+
+
 def test_a_run_without_evaluations_has_a_row_too(trained):
     tags = events(trained).PluginTagToContent("hparams")
     assert set(tags) == {"_hparams_/experiment", "_hparams_/session_start_info"}
@@ -297,10 +326,13 @@ def test_whatever_fails_in_an_evaluation_training_continues(tmp_path, monkeypatc
         table = (tmp_path / "version_0" / "evaluation" / "results.md").read_text()
         assert "real data: none: OSError: no space left" in table
     else:
-        said = r"failed: OSError: no space left \(test_callback.py, line \d+, in fail\)"
+        what = "can't be written" if part == "save" else "failed"
+        said = rf"{what}: OSError: no space left \(test_callback.py, line \d+, in fail\)"
         with pytest.warns(UserWarning, match=said):
             cli = in_process(tmp_path)
     assert cli.trainer.global_step == 16
+    measured = math.isfinite(cli.trainer.callback_metrics["sampling/error_rate/euler/nfe_2"])
+    assert measured == (part != "compute"), "monitors are the same on all ranks, of which one writes"
 
 
 def test_the_time_budget_is_kept_and_said(tmp_path):

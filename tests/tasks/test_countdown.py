@@ -116,6 +116,13 @@ def test_show_marks_violations():
     assert [text.split() for text in shown] == [["2", "1", "0", "11"], ["2", "!2", "!11", "10"]]
 
 
+@pytest.mark.parametrize("columns", ["40", "200"])
+def test_shown_lines_fit_and_do_not_depend_on_the_terminal(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    (shown,) = Countdown(length=256, values=32).show(torch.full((1, 256), 31))
+    assert {len(line) for line in shown.splitlines()} == {63}
+
+
 def test_prompts():
     tokens, known = Countdown(length=6, values=12).prompt("11 _ 9")
     assert tokens[known].tolist() == [11, 9]

@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import TINY, assert_equal, load_plain, read_scalars, run_train
+from conftest import ENV, ROOT, TINY, assert_equal, load_plain, read_scalars, run_train
+from forked import run_script
 
 from tauflow.cli.train import make_next_version, train
 from tauflow.errors import SettingsError
@@ -308,6 +309,17 @@ def test_a_logger_with_a_place_of_its_own(here, tmp_path):
     assert (tmp_path / "runs/version_0/last.ckpt").exists(), "only the logger's own files are elsewhere"
     own = {path.name for path in (tmp_path / "logs/mine/version_0").iterdir()}
     assert own == {"metrics.csv", "hparams.yaml"}
+
+
+@pytest.mark.slow
+def test_a_logger_that_cannot_connect_is_an_error_before_training(tmp_path):
+    env = ENV | {"HOME": str(tmp_path), "WANDB_API_KEY": "", "WANDB_MODE": "online"}
+    args = [*TINY, "--trainer.logger=WandbLogger", "--trainer.max_steps=8"]
+    result = run_script(ROOT / "train.py", *args, cwd=tmp_path, env=env)
+    assert result.returncode == 1
+    assert "error: The logger WandbLogger can't be made: " in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "checkpoints").exists()
 
 
 @pytest.mark.slow

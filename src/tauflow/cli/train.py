@@ -30,7 +30,7 @@ import yaml
 from jsonargparse import ArgumentError, DefaultHelpFormatter, Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer, loggers
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
@@ -53,7 +53,7 @@ from tauflow.process import Schedule
 from tauflow.samplers.learned import counts_path, read_counts, read_order, save_counts
 from tauflow.tasks import Task
 from tauflow.tasks.data import TaskData
-from tauflow.train.boards import where_to_look
+from tauflow.train.boards import board_of, where_to_look
 from tauflow.train.callbacks import (
     Checkpoints,
     GracefulStop,
@@ -382,13 +382,16 @@ def make_loggers(settings: list[Any], folder: Path, resumed: Resumed | None) -> 
             else:  # it writes to save_dir, such as W&B's "." and MLflow's "./mlruns"
                 options["save_dir"] = str(folder / default)
         try:
-            made.append(cls(**options))
+            logger = cls(**options)
+            if isinstance(logger, WandbLogger | MLFlowLogger):
+                _ = logger.experiment  # connects
         except Exception as error:  # whatever a logger raises, such as for a package that isn't installed
             raise SettingsError(
                 f"The logger {cls.__name__} can't be made: {' '.join(str(error).split())}"
             ) from error
-        if isinstance(made[-1], CSVLogger):
-            _keep_earlier(Path(made[-1].log_dir) / "metrics.csv")
+        if isinstance(logger, CSVLogger):
+            _keep_earlier(Path(logger.log_dir) / "metrics.csv")
+        made.append(logger)
     return made
 
 
@@ -623,8 +626,8 @@ def report_changes(trainer: Trainer, changes: dict[str, tuple[Any, Any]], step: 
     for line in lines:
         print_once(f"changed     {line}")
     for logger in trainer.loggers:
-        if lines and isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_text("changed settings", "\n".join(f"    {line}" for line in lines), step)
+        if lines and (board := board_of(logger)):
+            board.text("overview/changed_settings", "\n".join(f"    {line}" for line in lines), step)
 
 
 class OnlyEvaluate(Callback):

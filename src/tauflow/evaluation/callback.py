@@ -138,7 +138,7 @@ class SamplerEvaluation(Callback):
                 tensorboard.write_hparams(logger, settings, hparams, self._shown_metrics)
                 tensorboard.write_layout(logger.experiment, self._metrics)
             else:
-                logger.log_hyperparams(hparams | settings)
+                logger.log_hyperparams(hparams | {"settings": tensorboard.brief(settings)})
             if board := board_of(logger):
                 board.text("overview/about_this_run", said, trainer.global_step)
         if self.every_n_validations and trainer.global_step and self._owed == trainer.global_step:
@@ -250,7 +250,17 @@ class SamplerEvaluation(Callback):
         module.record(trainer.global_step, {"sampling/evaluation_seconds": seconds})
 
     def _write(self, trainer: Trainer, results: Results, task: Task) -> None:
-        save_report(results, self._root / "evaluation", task)
+        """Write to files and boards. What fails is a warning: every rank keeps the same results."""
+        try:
+            save_report(results, self._root / "evaluation", task)
+            self._write_boards(trainer, results, task)
+        except Exception as error:
+            rank_zero_warn(
+                f"the sampler evaluation at step {trainer.global_step} can't be written: "
+                f"{describe_failure(error)}"
+            )
+
+    def _write_boards(self, trainer: Trainer, results: Results, task: Task) -> None:
         for logger in trainer.loggers:
             board = board_of(logger)
             if board is None:

@@ -18,6 +18,7 @@ from torch import tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from tauflow import files
+from tauflow.errors import shorten
 from tauflow.evaluation.evaluate import DETAILS
 from tauflow.evaluation.figures import evolution, properties_figure, quality_figure, text_figure
 from tauflow.evaluation.images import (
@@ -36,6 +37,7 @@ from tauflow.train.module import DFMModule, describe
 
 CURVES = ".vs_nfe"  # ends the name of the event file with the curves over NFE
 VIEW = View()
+LONG = 16  # values of a list that are shown
 NAMES = ("task", "source", "schedule", "network", "optimizer")
 """Settings of a run that the HParams tab shows first."""
 GROUPS = {name: group for group, names in DETAILS.items() for name in names}
@@ -76,7 +78,7 @@ def write_samples(board: Board, group: str, cell: Cell, results: Results, task: 
     if images is not None:  # a tag is of texts or of images
         board.figure(f"{group}/{'drawings/' if texts else ''}nfe_{nfe}", images, step)
     if texts:
-        board.samples(f"{group}/nfe_{nfe}", [summary_line(cell, results), *shown], step)
+        board.samples(f"{group}/nfe_{nfe}", summary_line(cell, results), list(shown), step)
     if film is not None:
         board.figure(f"{group}/evolution/nfe_{nfe}", film, step)
     elif cell.shown is not None and cell.shown.states is not None:
@@ -152,6 +154,15 @@ def settings_of(module: DFMModule, task: Task | None) -> dict[str, Any]:
     return settings | ({"task": describe(task)["init_args"]} if task is not None else {})
 
 
+def brief(settings: Any) -> Any:
+    """Return settings without what is too long to read, such as a tokenizer."""
+    if isinstance(settings, dict):
+        return {name: brief(value) for name, value in settings.items()}
+    if isinstance(settings, list) and len(settings) > LONG:
+        return f"{len(settings)} values"
+    return shorten(settings) if isinstance(settings, str) else settings
+
+
 def hparams_of(trainer: Trainer, module: DFMModule, task: Task | None) -> dict[str, str | float | bool]:
     """Return the settings that tell runs apart: names, then numbers."""
     optimizer = module.optimizer_config
@@ -225,12 +236,14 @@ def write_layout(writer: SummaryWriter, metrics: list[str]) -> None:
 
 def about(trainer: Trainer, module: DFMModule, settings: dict[str, Any], folder: Path) -> str:
     """Return what a run is, in Markdown: command, folder, network, data, versions, settings."""
-    command = shlex.join([Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]])
-    lines = [line.partition(" ") for line in RunSummary().lines(trainer, module)]
-    facts = {"command": f"`{command}`", "run folder": f"`{folder}`"}
-    facts |= {name: rest.strip() for name, _, rest in lines}
-    facts["versions"] = ", ".join(f"{name} {version}" for name, version in versions().items())
-    table = "\n".join(f"| {name} | {fact} |" for name, fact in facts.items())
-    shown = yaml.safe_dump(settings, sort_keys=False, width=100)
+    installed = Path(sys.argv[0]).name == "tauflow"
+    first, *words = sys.argv if installed else sys.orig_argv
+    facts = [("command", f"`{shlex.join([Path(first).name, *words])}`"), ("run folder", f"`{folder}`")]
+    for line in RunSummary().lines(trainer, module):
+        name, _, rest = line.partition(" ")
+        facts.append((name, rest.strip()))
+    facts.append(("versions", ", ".join(f"{name} {version}" for name, version in versions().items())))
+    table = "\n".join(f"| {name} | {fact} |" for name, fact in facts)
+    shown = yaml.safe_dump(brief(settings), sort_keys=False, width=100)
     head = "| about | this run |\n|---|---|"
     return f"{head}\n{table}\n\nThe settings of the trainer are in `config.yaml`.\n\n```yaml\n{shown}```"

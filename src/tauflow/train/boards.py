@@ -52,8 +52,8 @@ class Board(Protocol):
     def text(self, name: str, markdown: str, step: int) -> None:
         """Show a text in Markdown."""
 
-    def samples(self, name: str, texts: Sequence[str], step: int) -> None:
-        """Show samples that are texts."""
+    def samples(self, name: str, heading: str, texts: Sequence[str], step: int) -> None:
+        """Show samples that are texts, with a line about them where the logger can show one."""
 
     def table(self, name: str, frame: "pandas.DataFrame", markdown: str, step: int) -> None:
         """Show a table: as a data frame, or as what it is in Markdown."""
@@ -71,11 +71,10 @@ class TensorBoard:
     def text(self, name: str, markdown: str, step: int) -> None:
         self.writer.add_text(tensorboard_tag(name), markdown, step)
 
-    def samples(self, name: str, texts: Sequence[str], step: int) -> None:
-        lines = "\n\n".join(texts).splitlines()
-        self.text(
-            name, "\n".join(f"    {line}" for line in lines), step
-        )  # code: no line is wrapped or joined
+    def samples(self, name: str, heading: str, texts: Sequence[str], step: int) -> None:
+        lines = "\n\n".join([heading, *texts]).splitlines()
+        code = "\n".join(f"    {line}" for line in lines)  # in which no line is wrapped or joined
+        self.text(name, code, step)
 
     def table(self, name: str, frame: "pandas.DataFrame", markdown: str, step: int) -> None:
         self.text(name, markdown, step)
@@ -93,7 +92,7 @@ class Wandb:
     def text(self, name: str, markdown: str, step: int) -> None:
         self.logger.log_text(name, columns=["text"], data=[[markdown]], step=step)
 
-    def samples(self, name: str, texts: Sequence[str], step: int) -> None:
+    def samples(self, name: str, heading: str, texts: Sequence[str], step: int) -> None:
         self.logger.log_text(name, columns=["sample"], data=[[text] for text in texts], step=step)
 
     def table(self, name: str, frame: "pandas.DataFrame", markdown: str, step: int) -> None:
@@ -117,8 +116,9 @@ class MLflow:
     def text(self, name: str, markdown: str, step: int) -> None:
         self.logger.experiment.log_text(self.logger.run_id, markdown, f"{name}/step_{step}.md")
 
-    def samples(self, name: str, texts: Sequence[str], step: int) -> None:
-        self.logger.experiment.log_text(self.logger.run_id, "\n\n".join(texts), f"{name}/step_{step}.txt")
+    def samples(self, name: str, heading: str, texts: Sequence[str], step: int) -> None:
+        text = "\n\n".join([heading, *texts])
+        self.logger.experiment.log_text(self.logger.run_id, text, f"{name}/step_{step}.txt")
 
     def table(self, name: str, frame: "pandas.DataFrame", markdown: str, step: int) -> None:
         self.text(name, markdown, step)
