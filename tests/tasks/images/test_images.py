@@ -241,6 +241,32 @@ def test_what_a_folder_holds_decides_the_settings(tmp_path):
         make_task(tmp_path, pictures=str(tmp_path / "mixed"), size=28)
 
 
+def test_colors_as_gray_keep_their_levels(tmp_path):
+    """Channels have two levels, pure red is dark gray."""
+    red = np.zeros((40, 8, 8, 3), dtype=np.uint8)
+    red[..., 0] = np.random.default_rng(0).integers(0, 2, (40, 8, 8)) * 255
+    folder = write_folder(tmp_path / "red", red)
+    assert make_task(tmp_path, pictures=str(folder)).levels == 2
+    task = make_task(tmp_path, pictures=str(folder), tokens="grey")
+    task.setup("fit")
+    assert set(task.decode(task.train_data[0]["tokens"][None]).unique().tolist()) == {0, 76}
+
+
+def test_no_share_for_validation_is_an_error(folder, tmp_path):
+    with pytest.raises(SettingsError, match=r"30 images for training and 0 for validation \(0.0%"):
+        make_task(tmp_path, pictures=str(folder), val_share=0.0)
+
+
+def test_hidden_files_of_a_folder_are_no_images(tmp_path):
+    folder = tmp_path / "folder"
+    for name in ("cats", "dogs", ".ipynb_checkpoints"):
+        write_folder(folder / name, photographs(20))
+    (folder / "cats" / "._0.png").write_bytes(b"what macOS knows of 0.png")
+    task = make_task(tmp_path, pictures=str(folder))
+    assert task.class_names == ["cats", "dogs"]
+    assert task.origin().startswith(f"{folder}, 40 images")
+
+
 @pytest.mark.parametrize("kind", ["flat", "classes"])
 def test_a_folder_alone_trains_and_samples(tmp_path, kind, capfd):
     """With evaluations, from which the run ends with tables; the checkpoint then needs no folder."""

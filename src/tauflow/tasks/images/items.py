@@ -149,7 +149,7 @@ def _build(folder: Path, source: ImageSource, split: ImageSplit, progress: bool)
     )
     survey = ImageSurvey.of(given_images)
     size = split.size or survey.size
-    share = split.val_share or survey.val_share
+    share = survey.val_share if split.val_share is None else split.val_share
     counts = {"train": 0, "val": 0}
     shape = (*size, 3) if survey.color else size
     used = np.zeros(256, dtype=bool)

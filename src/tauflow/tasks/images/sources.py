@@ -135,14 +135,15 @@ class ImageFolder(ImageSource):
 
     @cached_property
     def names(self) -> list[Path]:
-        found = [
-            path for path in self.path.rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file()
-        ]
+        paths = [path for path in self.path.rglob("*") if path.suffix.lower() in EXTENSIONS]
+        names = [path.relative_to(self.path) for path in paths if path.is_file()]
+        # what other programs hide there isn't data: ._a.png of macOS, .ipynb_checkpoints/a-checkpoint.png
+        found = sorted(name for name in names if not any(part.startswith(".") for part in name.parts))
         if not found:
             raise SettingsError(
                 f"--data.pictures: Folder with images ({', '.join(EXTENSIONS)}) not found: {self.path}"
             )
-        return sorted(path.relative_to(self.path) for path in found)
+        return found
 
     def digest(self) -> str:
         stats = [(name, (self.path / name).stat()) for name in self.names]

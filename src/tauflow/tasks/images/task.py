@@ -70,7 +70,7 @@ class Images(Task):
             same information, learned faster), or palette (one per pixel: the nearest of V colors). By default
             grey or rgb, as the images are.
         levels: values of a token, V: levels of a channel, a power of two, or colors of the palette. By
-            default as few as show the images exactly, and 256 for a palette.
+            default as few as show the images exactly, and 256 for a palette or colors as gray.
         flips: mirror every second training image, drawn by its position.
         labels: give the class of an image as the condition; by default if a folder has several subfolders.
         batch_size: items of an optimizer step over all devices and accumulated batches together.
@@ -129,7 +129,7 @@ class Images(Task):
         if len(given) > 1:
             raise SettingsError(
                 f"Give one source of images, not {' and '.join(given)}. Set the others to null. For your own "
-                "images, -c configs/images.yaml has no other source."
+                "images, use -c images, which has no other source."
             )
         if self.val_share is None and self.pictures is None:
             self.val_share = VAL_SHARE
@@ -138,7 +138,8 @@ class Images(Task):
         if self.tokens is None:
             self.tokens = "grey" if self._cache.survey.grey else "rgb"
         if self.levels is None:
-            self.levels = 256 if self.tokens == "palette" else fewest_levels(self._cache.values)
+            levels_kept = self.tokens in ("rgb", "decorrelated") or self._cache.survey.grey
+            self.levels = fewest_levels(self._cache.values) if levels_kept else 256
         if self.tokens == "palette" and self.palette_colours is None:
             self.palette_colours = self._cache.palette(self.levels)
         self.pixels: Pixels = pixels_from(self.tokens, self.levels, self.palette_colours)
