@@ -241,6 +241,16 @@ def test_non_finite_loss_stops_before_the_weights_are_changed(tmp_path):
         torch.testing.assert_close(value, before[name], rtol=0, atol=0, equal_nan=True)
 
 
+def test_a_non_finite_loss_names_the_rates_of_the_optimizer():
+    for name, named in (("adamw", False), ("muon", True)):
+        model = module(optimizer=OptimizerConfig(name))
+        model._parts = [(torch.tensor(math.nan), torch.arange(8), torch.rand(8))]
+        model._trainer = Trainer(**TRAINER)
+        with pytest.raises(NonFiniteLoss, match=r"a lower --model\.optimizer\.learning_rate") as raised:
+            model._check_finite("loss", torch.tensor(math.nan))
+        assert ("--model.optimizer.muon_learning_rate" in str(raised.value)) == named
+
+
 @pytest.mark.slow
 def test_gradient_accumulation_gives_the_same_run(trained, tmp_path):
     """The same global batch in two halves: the same losses up to rounding, because items, noise and

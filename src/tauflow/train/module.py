@@ -473,8 +473,11 @@ class DFMModule(LightningModule):
         step = self.trainer.global_step + 1  # from 1: step n and the validation after n steps stand together
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]  # Lightning sets it in a connector
         if every and (step == 1 or step % every == 0):
-            rate = optimizer.param_groups[0]["lr"]
-            self.record(step, {"train/loss": loss, "train/gradient_norm": norm, "train/learning_rate": rate})
+            metrics = {"train/loss": loss, "train/gradient_norm": norm}
+            metrics["train/learning_rate"] = optimizer.param_groups[-1]["lr"]
+            if self.optimizer_config.name == "muon":
+                metrics["train/muon_learning_rate"] = optimizer.param_groups[0]["lr"]
+            self.record(step, metrics)
 
     def record(self, step: int, metrics: dict[str, Any]) -> None:
         """Write metrics to the loggers now: a checkpoint is never ahead of its log."""
@@ -491,12 +494,15 @@ class DFMModule(LightningModule):
         own, position, t = next(
             (part for part in self._parts if not torch.isfinite(part[0])), self._parts[-1]
         )
+        rates = "--model.optimizer.learning_rate"
+        if self.optimizer_config.name == "muon":
+            rates += " and --model.optimizer.muon_learning_rate"
         raise NonFiniteLoss(
             f"The {name} is {value.item()} at step {self.trainer.global_step + 1} (loss {own.item()} on rank "
             f"{self.trainer.global_rank} for items {position.min()} to {position.max()}, t from "
             f"{t.min():.4f} to {t.max():.4f}). Training stopped before the weights were changed. Resume from "
-            "the last checkpoint with a lower --model.optimizer.learning_rate, a smaller "
-            "--trainer.gradient_clip_val, or --trainer.precision 32-true."
+            f"the last checkpoint with a lower {rates}, a smaller --trainer.gradient_clip_val, or "
+            "--trainer.precision 32-true."
         )
 
     def configure_optimizers(self) -> Any:
