@@ -45,6 +45,13 @@ def test_a_shipped_model_by_its_name_unless_something_here_has_it(tmp_path, monk
     assert find_checkpoint(name) == own.relative_to(tmp_path)
 
 
+@pytest.mark.parametrize("place", ["countdown", "user/name"])
+def test_only_runs_of_this_machine_are_resumed(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=f"not found: {place}"):
+        find_checkpoint(place, last=True)
+
+
 @pytest.mark.parametrize(
     ("place", "said"),
     [

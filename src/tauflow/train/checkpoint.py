@@ -172,7 +172,7 @@ def find_checkpoint(place: str | Path, *, last: bool = False, revision: str | No
         place: a file; the folder of a run, which means its best.ckpt; a folder with runs, which means the
             newest one; an exported folder; a shipped model, such as countdown_masked or countdown; or
             user/name on the Hugging Face Hub. What exists on this machine comes first.
-        last: take the last.ckpt of a run, to resume it.
+        last: take the last.ckpt of a run, to resume it. Only what's on this machine can be resumed.
         revision: branch, tag, or commit on the Hub.
     """
     if not str(place).strip():
@@ -182,10 +182,11 @@ def find_checkpoint(place: str | Path, *, last: bool = False, revision: str | No
         return _find_in_folder(path, last)
     if path.exists():
         return path
-    if shipped := find_shipped(str(place)):
+    shipped = find_shipped(str(place))
+    if shipped and not last:
         return shipped
     here = path.suffix in (".ckpt", ".safetensors") or Path(path.parts[0]).is_dir()  # a path with a typo
-    if re.fullmatch(HUB_NAME, str(place)) and not here:
+    if re.fullmatch(HUB_NAME, str(place)) and not here and not last:
         return _download(str(place), revision)
     near = sorted(str(p) for p in path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
     start = f'Train a model first with "{program("train")}".'
