@@ -3,10 +3,12 @@
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from conftest import (
     ROOT,
     TINY,
@@ -17,9 +19,11 @@ from conftest import (
     run_train,
     train_here,
 )
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tauflow.train.checkpoint import AtomicCheckpointIO
 from tauflow.train.module import DFMModule, OptimizerConfig
+from tauflow.train.resume import find_run_config
 
 STEPS = 20  # an epoch is 8 steps, so 20 end in the middle of one
 
@@ -258,8 +262,8 @@ def test_a_run_begun_by_an_earlier_version_resumes(tmp_path):
 # Settings that a resumed run changes
 
 
-def rates(folder: Path) -> list[float]:
-    return [value for _, value in read_scalars(folder)["train/learning_rate"]]
+def rates(folder: Path, name: str) -> list[float]:
+    return [value for _, value in read_scalars(folder)[f"train/{name}"]]
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -272,6 +276,7 @@ def test_settings_change_from_the_resumed_step_on(tmp_path, name):
     folder = tmp_path / "version_0"
     first = (folder / "config.yaml").read_text(), (folder / "hparams.yaml").read_text()
 
+    time.sleep(1)  # event files are named by the second, and TensorBoard reads them in the order of names
     new = [f"--model.optimizer.{peak}=0.0005", "--model.optimizer.weight_decay=0.5"]
     new += ["--trainer.max_steps=12", "--model.optimizer.warmup_steps=1", "--trainer.gradient_clip_val=0.5"]
     said = train_here(*common, *new, "--ckpt_path=last", cwd=tmp_path)
@@ -279,19 +284,41 @@ def test_settings_change_from_the_resumed_step_on(tmp_path, name):
     assert "changed     trainer.max_steps 8 -> 12 from step 8" in said
     assert said.count("changed ") == 5
     config = OptimizerConfig(warmup_steps=1, final_rate=0.02)
-    assert rates(folder)[8:] == pytest.approx([0.0005 * config.factor(step, 12) for step in range(8, 12)])
+    assert rates(folder, peak)[8:] == pytest.approx(
+        [0.0005 * config.factor(step, 12) for step in range(8, 12)]
+    )
     groups = load_plain(folder / "last.ckpt")["optimizer_states"][0]["param_groups"]
     assert 0.5 in [group["weight_decay"] for group in groups]
     assert ((folder / "config.yaml").read_text(), (folder / "hparams_1.yaml").read_text()) == first
     assert f"{peak}: 0.0005" in (folder / "config_from_step_8.yaml").read_text()
     assert f"{peak}: 0.0005" in (folder / "hparams.yaml").read_text()
 
+    texts = EventAccumulator(str(folder)).Reload().Tags()["tensors"]
+    assert "1_overview/changed_settings/text_summary" in texts
+
+    time.sleep(1)
     again = ["-c", str(folder / "config_from_step_8.yaml"), "--trainer.max_steps=14"]
     said = train_here(*again, "--ckpt_path", str(folder / "last.ckpt"), cwd=tmp_path)
     assert [line for line in said.splitlines() if line.startswith("changed")] == [
         "changed     trainer.max_steps 12 -> 14 from step 12"
     ]
-    assert rates(folder)[12] == pytest.approx(0.0005 * config.factor(12, 14))
+    assert rates(folder, peak)[12] == pytest.approx(0.0005 * config.factor(12, 14))
+
+
+def test_each_start_from_a_step_keeps_its_record(tmp_path):
+    """The second run is resumed twice from step 8: the first time, it's killed before it saves again."""
+    common = [*TINY, f"--trainer.default_root_dir={tmp_path}"]
+    train_here(*common, "--trainer.max_steps=8", cwd=tmp_path)
+    folder = tmp_path / "version_0"
+    last = (folder / "last.ckpt").read_bytes()
+    for steps in (10, 12):
+        (folder / "last.ckpt").write_bytes(last)
+        train_here(*common, f"--trainer.max_steps={steps}", "--ckpt_path=last", cwd=tmp_path)
+    names = ("config.yaml", "config_from_step_8_1.yaml", "config_from_step_8.yaml")
+    configs = [yaml.safe_load((folder / name).read_text()) for name in names]
+    assert [config["trainer"]["max_steps"] for config in configs] == [8, 10, 12]
+    assert find_run_config(folder).name == "config_from_step_8.yaml"
+    assert find_run_config(folder, 8).name == "config.yaml"
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,11 @@ def other(tmp_path) -> list[str]:
 def test_fine_tuning_on_other_text(model, other, tmp_path):
     """With the network and the tokenizer of the model; the bound beats training from scratch; it resumes."""
     said = train_here(*FINE, *other, f"--init_from={model}", "--trainer.max_steps=8", cwd=tmp_path)
-    assert re.search(rf"^start       {model}/best.ckpt, step \d+: its weights, network, source", said, re.M)
+    assert re.search(
+        rf"^start       {model}/best.ckpt, step \d+: its weights, network, length, tokenizer_json$",
+        said,
+        re.M,
+    )
     folder = tmp_path / "runs" / "version_0"
     there, here = tauflow.load(model), tauflow.load(folder)
     assert here.task.tokenizer_json == there.task.tokenizer_json
@@ -72,7 +76,10 @@ def test_fine_tuning_on_other_text(model, other, tmp_path):
     assert tuned < scratch - 0.5, "nats per token"
 
     resume = ["-c", str(folder / "config.yaml"), f"--ckpt_path={folder}", "--trainer.max_steps=16"]
-    assert "start " not in train_here(*resume, cwd=tmp_path)
+    again = train_here(*resume, cwd=tmp_path)
+    assert "start " not in again
+    assert re.findall("^changed +(.*)", again, re.M) == ["trainer.max_steps 8 -> 16 from step 8"]
+    assert "steps only" not in said + again, "8 steps more than the model's"
     train_here("-c", str(folder / "config.yaml"), "--trainer.max_steps=16", cwd=tmp_path)
     last = load_plain(tmp_path / "runs" / "version_2" / "last.ckpt")
     assert last["tauflow"]["task"] == load_plain(folder / "last.ckpt")["tauflow"]["task"]
@@ -111,6 +118,32 @@ def test_another_task_with_other_sizes(model, trained, tmp_path):
     said = train_failing(*TINY, place, f"--init_from={trained}", "--data.length=8", cwd=tmp_path)
     assert "shape (16,) there, (8,) here" in said
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_task_of_another_class_than_the_configuration(model, other, tmp_path):
+    """The tokenizer goes to the class that a flag chooses."""
+    flags = [*TINY, "--data.class_path=tauflow.tasks.Text", *other, f"--init_from={model}"]
+    flags = [flag for flag in flags if not re.match("--data.(length|values)|--model.network", flag)]
+    train_here(*flags, "--trainer.max_steps=8", cwd=tmp_path)
+    here, there = tauflow.load(tmp_path / "runs" / "version_0").task, tauflow.load(model).task
+    assert (type(here), here.tokenizer_json) == (tauflow.tasks.Text, there.tokenizer_json)
+
+
+def test_a_configuration_without_a_network(model, other, tmp_path):
+    (tmp_path / "own.yaml").write_text("data: {class_path: tauflow.tasks.Text, init_args: {val_items: 4}}")
+    flags = ["-c", "own.yaml", *other, f"--init_from={model}", "--trainer.max_steps=2"]
+    train_here(*flags, "--trainer.accelerator=cpu", "--evaluation.every_n_validations=0", cwd=tmp_path)
+    assert tauflow.load(tmp_path / "runs" / "version_0").model.denoiser.network.config.width == 16
+
+
+@pytest.mark.parametrize("places", ["true", "false"])
+def test_positions_are_learned_if_the_model_has_learned_them(tmp_path, places):
+    (tmp_path / "ab.txt").write_text("".join(f"{'a' * (1 + n % 3)}{'b' * (1 + n % 5)}\n" for n in range(300)))
+    common = [*STRINGS, f"--trainer.default_root_dir={tmp_path}/runs", f"--data.files={tmp_path}/ab.txt"]
+    train_here(*common, f"--model.network.places={places}", cwd=tmp_path)
+    train_here(*common, f"--init_from={tmp_path}/runs/version_0", cwd=tmp_path)
+    network = tauflow.load(tmp_path / "runs" / "version_1").model.denoiser.network
+    assert (network.places is not None) == (places == "true")
 
 
 def test_strings_with_tokens_that_the_model_lacks(tmp_path):

@@ -347,7 +347,20 @@ def test_a_logger_that_cannot_be_made(here, tmp_path):
         "class Broken(CSVLogger):\n"
         "    def __init__(self, save_dir: str): raise RuntimeError('no key')\n"
     )
-    refused(here, tmp_path, ["--trainer.logger=own_logger.Broken"], "The logger Broken can't be made: no key")
+    refused(
+        here, tmp_path, ["--trainer.logger=own_logger.Broken"], "The logger Broken can't be created: no key"
+    )
+
+
+def test_a_logger_whose_folder_is_none_by_default(here, tmp_path):
+    (tmp_path / "quiet_logger.py").write_text(
+        "from lightning.pytorch.loggers import CSVLogger\n"
+        "class Quiet(CSVLogger):\n"
+        "    def __init__(self, save_dir: str | None = None): super().__init__(save_dir, 'quiet', 0)\n"
+    )
+    ended = here("--trainer.max_steps=8", "--trainer.logger=quiet_logger.Quiet")
+    assert ended.code == 0, ended.error
+    assert (tmp_path / "runs/version_0/quiet/version_0/metrics.csv").exists()
 
 
 def test_the_command_that_resumes_has_the_newest_settings(here, tmp_path, monkeypatch):

@@ -380,14 +380,14 @@ def make_loggers(settings: list[Any], folder: Path, resumed: Resumed | None) -> 
             if default is inspect.Parameter.empty:  # it writes to save_dir/name/version
                 options |= {name: value for name, value in place.items() if name in options}
             else:  # it writes to save_dir, such as W&B's "." and MLflow's "./mlruns"
-                options["save_dir"] = str(folder / default)
+                options["save_dir"] = str(folder / (default or ""))
         try:
             logger = cls(**options)
             if isinstance(logger, WandbLogger | MLFlowLogger):
                 _ = logger.experiment  # connects
         except Exception as error:  # whatever a logger raises, such as for a package that isn't installed
             raise SettingsError(
-                f"The logger {cls.__name__} can't be made: {' '.join(str(error).split())}"
+                f"The logger {cls.__name__} can't be created: {' '.join(str(error).split())}"
             ) from error
         if isinstance(logger, CSVLogger):
             _keep_earlier(Path(logger.log_dir) / "metrics.csv")
@@ -518,11 +518,12 @@ class TauflowCLI(LightningCLI):
         # a resumed run has the settings from its own checkpoint: where it started from may be gone
         path = find_resumed(self.config.ckpt_path, self._root) or find_checkpoint(self.config.init_from)
         self.start = Start.load(path, (task, network))
+        config = self.start.config(self.config.data.class_path, task)
         words = list(sys.argv[1:] if args is None else args)
         files = [n for n, word in enumerate(words, start=1) if word.startswith(("-c", "--config"))]
         last = max(files, default=0)
         last += bool(files) and words[last - 1] in ("-c", "--config")
-        words[last:last] = ["--config", yaml.safe_dump(self.start.config(task))]  # flags come later, and win
+        words[last:last] = ["--config", yaml.safe_dump(config)]  # flags come later, and win
         self._parse(parser, words)
 
     def _parse(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -585,7 +586,7 @@ class TauflowCLI(LightningCLI):
         try:
             return super().instantiate_trainer(**kwargs)
         except (TypeError, ValueError, MisconfigurationException) as error:
-            raise SettingsError(f"the trainer cannot be made: {' '.join(str(error).split())}") from error
+            raise SettingsError(f"The trainer can't be created: {' '.join(str(error).split())}") from error
 
     def fit(self) -> None:
         """Train; a resumed run only if its checkpoint is trusted and has the same settings."""
@@ -600,9 +601,9 @@ class TauflowCLI(LightningCLI):
         path = resumed.path if resumed is not None else None
         with open_run_folder(self.trainer, self.config.trainer.logger, self._root, resumed):
             if self.start is not None and resumed is None:
-                print_once(f"start       {self.start}")
+                print_once(f"start       {self.start.summary(type(self.datamodule.task))}")
             if resumed is not None:
-                config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+                config = yaml.safe_load(dump_config(self.parser, self.config))
                 changes = find_changes(resumed.checkpoint, resumed.path, config)
                 report_changes(self.trainer, changes, resumed.step)
             self.resumed = resumed = None  # the checkpoint is read again by the trainer
@@ -641,7 +642,7 @@ class OnlyEvaluate(Callback):
         trainer.fit_loop.max_epochs = -1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        print_once("training is finished; the evaluation at its end was not, and is made now")
+        print_once("training is finished, but the evaluation at its end was not: it runs now")
         trainer.should_stop = True
 
 
@@ -660,19 +661,27 @@ class SaveConfig(SaveConfigCallback):
     """Writes the settings of each start atomically, without where the run was resumed from.
 
     The first start writes config.yaml, which repeats the run. A resume in its folder writes
-    config_from_step_N.yaml.
+    config_from_step_N.yaml; that of an earlier resume from step N, which was killed, gets another name.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         folder = trainer.log_dir  # asked on all ranks: it is broadcast
         if trainer.is_global_zero and folder:
-            config = self.config.clone()
-            config.ckpt_path = None
-            if config.init_from is not None:  # a tokenizer, too long to read, comes with it
-                arguments = vars(config.data.init_args)
-                task: Any = import_object(config.data.class_path, Task)
-                arguments |= {name: None for name in task.sample_settings if len(str(arguments[name])) > LONG}
-            files.write(Path(folder) / self.config_filename, self.parser.dump(config, skip_none=False))
+            path = Path(folder) / self.config_filename
+            _keep_earlier(path)
+            files.write(path, dump_config(self.parser, self.config))
+
+
+def dump_config(parser: LightningArgumentParser, config: Namespace) -> str:
+    """Return the settings of a start as YAML that repeats it."""
+    config = config.clone()
+    config.ckpt_path = None
+    if config.init_from is not None:  # a tokenizer, too long to read, comes with it
+        arguments = vars(config.data.init_args)
+        task: Any = import_object(config.data.class_path, Task)
+        long = [name for name, value in arguments.items() if len(str(value)) > LONG]
+        arguments |= {name: None for name in long if name in task.sample_settings}
+    return parser.dump(config, skip_none=False)
 
 
 # How training ends
@@ -703,7 +712,7 @@ def find_write_error(error: BaseException | None) -> str:
     return ""
 
 
-def learn_at_end(trainer: Trainer, module: DFMModule) -> str:
+def learn_at_end(trainer: Trainer, module: DFMModule, task: Task) -> str:
     """Learn counts for best.ckpt, so that `auto` samples it better; return what to print about it.
 
     Nothing for other than masked sources and for runs that didn't end. If it would take too long, or fails,
@@ -714,7 +723,6 @@ def learn_at_end(trainer: Trainer, module: DFMModule) -> str:
     ended = not (stop.stopped_by or stop.asked or trainer.interrupted or fast_dev_run(trainer))
     if not ended or saved.best_step is None or not module.process.absorbing:
         return ""
-    task: Task = trainer.datamodule.task  # type: ignore[attr-defined]  # set when it's fitted
     begin = time.perf_counter()
     try:
         averaged = read(saved.best_path)["state_dict"]
@@ -726,7 +734,7 @@ def learn_at_end(trainer: Trainer, module: DFMModule) -> str:
             model = replace(model, order=read_order(saved.best_path, model.length))
             known = read_counts(saved.best_path, model.length)
         if known:
-            return f"learned     counts for auto are there  ({counts_path(saved.best_path)})"
+            return f"learned     counts for auto, earlier  ({counts_path(saved.best_path)})"
         data = real_items(task, range(min(len(task.val_data), max(CONTEXTS))))[0]
         budget = budget_of(find_callback(trainer, TrainingTime).seconds) if len(data) > 1 else 0.0
         with trainer.precision_plugin.forward_context():
@@ -736,19 +744,19 @@ def learn_at_end(trainer: Trainer, module: DFMModule) -> str:
             return f"learned     counts for auto, {duration(time.perf_counter() - begin)}  ({path})"
         reason = "auto samples better with learned counts"
     except KeyboardInterrupt:
-        reason = "the run is complete, its counts for auto aren't learned"
+        reason = "the run is complete, but counts for auto aren't learned"
     except Exception as error:  # the run is complete, whatever happens here
         reason = f"counts for auto weren't learned ({first_line(error)})"
-    return (
-        f"counts      {reason}: {program('sample')} --ckpt {shlex.quote(str(saved.best_path))} --learn_counts"
-    )
+    command = f"{program('sample')} --ckpt {shlex.quote(str(saved.best_path))} --learn_counts"
+    return f"counts      {reason}. To learn them: {command}"
 
 
-def report_end(trainer: Trainer, learned: str = "") -> int:
+def report_end(trainer: Trainer, task: Task, learned: str, fine_tuned: bool) -> int:
     """Print where everything is; return the exit code, 0 if training reached its end.
 
     Args:
         learned: what was learned from the best checkpoint.
+        fine_tuned: whether the run started from a trained model.
     """
     saved = find_callback(trainer, Checkpoints)
     stop = find_callback(trainer, GracefulStop)
@@ -756,7 +764,7 @@ def report_end(trainer: Trainer, learned: str = "") -> int:
     trial = fast_dev_run(trainer)
     if evaluation.results:
         print()
-        print_first_samples(evaluation.results, trainer.datamodule.task)  # type: ignore[attr-defined]
+        print_first_samples(evaluation.results, task)
         print_summary(evaluation.results)
         print(f"evaluation  {evaluation.seconds:.0f} s in total")
         if not trial:
@@ -772,8 +780,7 @@ def report_end(trainer: Trainer, learned: str = "") -> int:
         print(f"last        {saved.last_path}  (step {saved.last_step})")
         for logger in trainer.loggers:
             print(f"watch       {where_to_look(logger)}")
-        if trainer.global_step < BARELY_TRAINED and not stop.stopped_by:
-            task = trainer.datamodule.task  # type: ignore[attr-defined]
+        if trainer.global_step < BARELY_TRAINED and not stop.stopped_by and not fine_tuned:
             print(describe_barely_trained(trainer.global_step, task))
     if stop.stopped_by or stop.asked or trainer.interrupted:
         print(f"stopped at step {trainer.global_step}; {describe_saved(trainer)}")
@@ -814,7 +821,9 @@ def train(argv: list[str] | None = None) -> None:
     # Lightning kills the first process, which may still be writing, when another one ends with an error code.
     if not cli.trainer.is_global_zero:
         sys.exit(0)
-    sys.exit(report_end(cli.trainer, learn_at_end(cli.trainer, cli.model)))
+    task = cli.datamodule.task
+    learned = learn_at_end(cli.trainer, cli.model, task)
+    sys.exit(report_end(cli.trainer, task, learned, fine_tuned=cli.start is not None))
 
 
 if __name__ == "__main__":

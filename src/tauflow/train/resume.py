@@ -78,7 +78,7 @@ def find_run_config(folder: Path, step: float = math.inf) -> Path:
     """
     starts = {0: folder / "config.yaml"}
     for path in folder.glob("config_from_step_*.yaml"):
-        number = path.stem.rpartition("_")[2]
+        number = path.stem.removeprefix("config_from_step_")
         if number.isdecimal() and int(number) < step:
             starts[int(number)] = path
     return starts[max(starts)]
@@ -101,7 +101,7 @@ def find_changes(
             raise CheckpointError(f"{saved} isn't valid YAML: {shorten(str(error))}") from None
     before = by_flag(old)
     now = by_flag(config)
-    kept = [name for name in now if name in before and name not in ("ckpt_path", "init_from")]
+    kept = [name for name in now if name in before and name != "init_from"]
     return {name: (before[name], now[name]) for name in kept if before[name] != now[name]}
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from tauflow.denoise import Model
 from tauflow.errors import SettingsError
+from tauflow.networks import NetworkConfig, TransformerConfig
+from tauflow.networks.transformer import NEWER
 from tauflow.process import SOURCES
 from tauflow.tasks import Task
 from tauflow.train.checkpoint import CLASSES, load, read
@@ -46,17 +48,21 @@ class Start:
         arguments = read(path)[KEY]["model"]["init_args"]
         names = {path_of(kind): name for name, kind in SOURCES.items()}
         source = arguments["source"]["class_path"]
-        network = {"source": names.get(source, source)}
-        for name in ("network", "schedule"):
-            network[name] = describe(build(arguments[name], (*CLASSES, *classes)))
-        task = {} if trained.task is None else describe(trained.task)["init_args"]
+        config, schedule = (build(arguments[name], (*CLASSES, *classes)) for name in ("network", "schedule"))
+        network = {
+            "source": names.get(source, source),
+            "network": describe_network(config),
+            "schedule": describe(schedule),
+        }
         kind = None if trained.task is None else type(trained.task)
         kept = () if kind is None else kind.sample_settings
-        return cls(path, trained.model, trained.step, network, {name: task[name] for name in kept}, kind)
+        described = {} if kind is None else describe(trained.task)["init_args"]
+        task = {name: value for name, value in described.items() if name in kept}
+        return cls(path, trained.model, trained.step, network, task, kind)
 
-    def config(self, kind: type[Task]) -> dict[str, Any]:
+    def config(self, class_path: str, kind: type[Task]) -> dict[str, Any]:
         """Return the configuration of a run that starts from it, for a task of some class."""
-        return {"model": self.network, "data": {"init_args": self._for(kind)}}
+        return {"model": self.network, "data": {"class_path": class_path, "init_args": self._for(kind)}}
 
     def _for(self, kind: type[Task]) -> dict[str, Any]:
         alike = self.kind is not None and (issubclass(kind, self.kind) or issubclass(self.kind, kind))
@@ -64,7 +70,7 @@ class Start:
 
     def give_weights(self, module: DFMModule, task: Task) -> None:
         """Give a module the weights; raise if flags ask for another network or other samples."""
-        here = {"model.network": describe(module.network_config), "data": describe(task)["init_args"]}
+        here = {"model.network": describe_network(module.network_config), "data": describe(task)["init_args"]}
         there = {"model.network": self.network["network"], "data": self._for(type(task))}
         before = by_flag(there)
         now = by_flag(here)
@@ -82,6 +88,15 @@ class Start:
         except SettingsError as error:
             raise SettingsError(f"--init_from {self.path}: {error}") from None
 
-    def __str__(self) -> str:
-        kept = "".join(f", {name}" for name in self.task)
-        return f"{self.path}, step {self.step}: its weights, network, source, schedule{kept}"
+    def summary(self, kind: type[Task]) -> str:
+        """Return where the model is, and what a run with a task of some class takes from it."""
+        kept = [name for name, value in self._for(kind).items() if value is not None]
+        return f"{self.path}, step {self.step}: its {', '.join(['weights', 'network', *kept])}"
+
+
+def describe_network(config: NetworkConfig) -> dict[str, Any]:
+    """Describe a network with all of its settings: a checkpoint omits those that it doesn't use."""
+    described = describe(config)
+    if isinstance(config, TransformerConfig):
+        described["init_args"] = NEWER | described["init_args"]
+    return described
