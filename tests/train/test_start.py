@@ -115,6 +115,9 @@ def test_another_task_with_other_sizes(model, trained, tmp_path):
     place = f"--trainer.default_root_dir={tmp_path}/runs"
     said = train_failing(*TINY, place, f"--init_from={model}", cwd=tmp_path)
     assert "tokens 270 there, 6 here" in said
+    assert "The model's task is Text, that of the run Countdown." in said
+    said = train_failing(place, "--init_from=fashion", cwd=tmp_path)
+    assert "for images of shape (H, W) or (H, W, C), not (256,). The model's task is Images" in said
     said = train_failing(*TINY, place, f"--init_from={trained}", "--data.length=8", cwd=tmp_path)
     assert "shape (16,) there, (8,) here" in said
     assert not (tmp_path / "runs").exists()

@@ -497,7 +497,10 @@ class TauflowCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except ValueError as error:  # of a class, within a report of the parser
-            raise SettingsError(keep_facts(str(error)) or str(error)) from error
+            said = keep_facts(str(error)) or str(error)
+            if self.start is not None:
+                said += self.start.describe_difference(import_object(self.config.data.class_path, Task))
+            raise SettingsError(said) from error
         self.config.trainer.logger = logger
         if self.start is not None and self.resumed is None:
             self.start.give_weights(self.model, self.datamodule)

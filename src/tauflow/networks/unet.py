@@ -93,7 +93,7 @@ class UNet(Network):
     ):
         super().__init__()
         if len(shape) not in (2, 3):
-            raise SettingsError(f"a U-Net is for images of shape (H, W) or (H, W, C), not {tuple(shape)}")
+            raise SettingsError(f"A U-Net is for images of shape (H, W) or (H, W, C), not {tuple(shape)}.")
         self.config = config
         self.shape = (*shape, 1)[:3]
         self.conditions = tuple(conditions)

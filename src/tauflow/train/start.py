@@ -64,9 +64,13 @@ class Start:
         """Return the configuration of a run that starts from it, for a task of some class."""
         return {"model": self.network, "data": {"class_path": class_path, "init_args": self._for(kind)}}
 
+    def is_like(self, kind: type[Task]) -> bool:
+        """Return whether the model's task is of this class, or of a related one."""
+        return self.kind is not None and (issubclass(kind, self.kind) or issubclass(self.kind, kind))
+
     def _for(self, kind: type[Task]) -> dict[str, Any]:
-        alike = self.kind is not None and (issubclass(kind, self.kind) or issubclass(self.kind, kind))
-        return {name: value for name, value in self.task.items() if alike and name in kind.sample_settings}
+        names = kind.sample_settings if self.is_like(kind) else ()
+        return {name: value for name, value in self.task.items() if name in names}
 
     def give_weights(self, module: DFMModule, task: Task) -> None:
         """Give a module the weights; raise if flags ask for another network or other samples."""
@@ -86,7 +90,17 @@ class Start:
         try:
             module.load_weights(self.model)
         except SettingsError as error:
-            raise SettingsError(f"--init_from {self.path}: {error}") from None
+            different = self.describe_difference(type(task))
+            raise SettingsError(f"--init_from {self.path}: {error}{different}") from None
+
+    def describe_difference(self, kind: type[Task]) -> str:
+        """Return that a run has another task than the model, for an error; "" if it has not."""
+        if self.kind is None or self.is_like(kind):
+            return ""
+        return (
+            f" The model's task is {self.kind.__name__}, that of the run {kind.__name__}. Choose another one "
+            "with -c or --data.class_path."
+        )
 
     def summary(self, kind: type[Task]) -> str:
         """Return where the model is, and what a run with a task of some class takes from it."""
