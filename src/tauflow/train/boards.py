@@ -147,6 +147,8 @@ def where_to_look(logger: Logger) -> str:
         return str(Path(logger.log_dir) / "metrics.csv")
     if isinstance(logger, WandbLogger):
         run: Any = logger.experiment
+        if run.disabled:
+            return "nowhere: W&B is disabled"
         return f"wandb sync {shlex.quote(str(Path(run.dir).parent))}" if run.offline else run.url
     if isinstance(logger, MLFlowLogger):
         place = str(logger._tracking_uri)
