@@ -247,7 +247,7 @@ def print_samples(cell: Cell, task: Task, title: str) -> None:
 
 
 def print_first_samples(results: Results, task: Task, count: int = 2) -> None:
-    """Print a few samples of the first sampler at its largest budget."""
+    """Print a few samples of the first sampler at its largest budget, and an empty line."""
     cells = [cell for cell in results.cells if cell.shown and cell.shown.tokens]
     cell = max(
         (each for each in cells if each.factors["sampler"] == cells[0].factors["sampler"]),
@@ -259,6 +259,7 @@ def print_first_samples(results: Results, task: Task, count: int = 2) -> None:
     condition = None if cell.shown.condition is None else cell.shown.condition[:count]
     few = Shown(cell.shown.tokens[:count], condition)
     print_samples(replace(cell, shown=few), task, results.title(cell.factors))
+    print()
 
 
 def _blocks(image: np.ndarray) -> str:
