@@ -283,6 +283,7 @@ def test_settings_change_from_the_resumed_step_on(tmp_path, name):
     assert f"changed     model.optimizer.{peak} 0.004 -> 0.0005 from step 8" in said
     assert "changed     trainer.max_steps 8 -> 12 from step 8" in said
     assert said.count("changed ") == 5
+    assert ("--model.optimizer.learning_rate stays 0.003" in said) == (name == "muon")
     config = OptimizerConfig(warmup_steps=1, final_rate=0.02)
     assert rates(folder, peak)[8:] == pytest.approx(
         [0.0005 * config.factor(step, 12) for step in range(8, 12)]

@@ -75,7 +75,7 @@ from tauflow.train.checkpoint import (
     update_names,
 )
 from tauflow.train.counts import CONTEXTS, budget_of, learn_within
-from tauflow.train.module import DFMModule
+from tauflow.train.module import DFMModule, OptimizerConfig
 from tauflow.train.resume import (
     LONG,
     Restored,
@@ -609,6 +609,7 @@ class TauflowCLI(LightningCLI):
                 config = yaml.safe_load(dump_config(self.parser, self.config))
                 changes = find_changes(resumed.checkpoint, resumed.path, config)
                 report_changes(self.trainer, changes, resumed.step)
+                report_other_rate(self.model.optimizer_config, changes)
             self.resumed = resumed = None  # the checkpoint is read again by the trainer
             if self.trainer.num_nodes > 1:
                 cluster: Any = self.trainer.strategy.cluster_environment  # type: ignore[attr-defined]
@@ -632,6 +633,15 @@ def report_changes(trainer: Trainer, changes: dict[str, tuple[Any, Any]], step: 
     for logger in trainer.loggers:
         if lines and (board := board_of(logger)):
             board.text("overview/changed_settings", "\n".join(f"    {line}" for line in lines), step)
+
+
+def report_other_rate(optimizer: OptimizerConfig, changes: dict[str, tuple[Any, Any]]) -> None:
+    """Print which learning rate of Muon a resumed run keeps, if it changes only the other one."""
+    names = ("learning_rate", "muon_learning_rate")
+    kept = [name for name in names if f"model.optimizer.{name}" not in changes]
+    if optimizer.name == "muon" and len(kept) == 1:
+        value = getattr(optimizer, kept[0])
+        print_once(f"note        muon has two learning rates: --model.optimizer.{kept[0]} stays {value:g}")
 
 
 class OnlyEvaluate(Callback):
