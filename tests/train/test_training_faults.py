@@ -317,7 +317,7 @@ def test_a_logger_that_cannot_connect_is_an_error_before_training(tmp_path):
     args = [*TINY, "--trainer.logger=WandbLogger", "--trainer.max_steps=8"]
     result = run_script(ROOT / "train.py", *args, cwd=tmp_path, env=env)
     assert result.returncode == 1
-    assert "error: The logger WandbLogger can't be made: " in result.stderr
+    assert "error: The logger WandbLogger can't be created: " in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "checkpoints").exists()
 
