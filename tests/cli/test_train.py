@@ -343,3 +343,8 @@ def test_print_config(tmp_path):
     config = yaml.safe_load(run_train("--print_config", cwd=tmp_path).stdout)
     assert config["model"]["schedule"] == "quadratic"
     assert config["data"]["init_args"]["length"] == 256
+
+
+def test_a_run_without_a_validation_is_announced(tmp_path):
+    options = ["--trainer.max_steps=2", f"--trainer.default_root_dir={tmp_path}"]
+    assert "the run ends before its first validation (step 8)" in train_here(*TINY, *options, cwd=tmp_path)

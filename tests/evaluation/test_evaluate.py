@@ -510,7 +510,7 @@ def test_a_prompt_of_another_number_of_rows_is_refused():
             {"samplers": "fhs"},
             "fhs: .* need a masked source, this model has a uniform one; try renoise",
         ),
-        ({"samplers": "eulr"}, "unknown sampler 'eulr'; known samplers: auto, euler.*did you mean euler?"),
+        ({"samplers": "eulr"}, "unknown sampler 'eulr'; did you mean euler.; known samplers: auto, euler"),
         ({"samplers": ""}, "no samplers to evaluate; name some of euler"),
         ({"samplers": "euler(theta=0.3)"}, "sampler euler has no option 'theta'"),
         ({"nfes": [2.5]}, "nfe must be a whole number of at least 1, got 2.5"),
@@ -553,7 +553,11 @@ def test_a_model_is_measured_with_a_function():
     frame = results.to_frame()
     mine = frame[frame.metric == "first_token"].set_index(["sampler", "nfe"])
     assert list(mine.index) == [("euler", 2), ("tr_cie", 2), ("euler", 4), ("tr_cie", 4)]
-    again = tauflow.evaluate(exact(), "euler", [2], 6, metric=lambda tokens: tokens[:, 0], batch_size=4)
+    assert results.scales["first_token"].higher_is_better
+    again = tauflow.evaluate(
+        exact(), "euler", [2], 6, metric=lambda tokens: tokens[:, 0], higher_is_better=False, batch_size=4
+    )
+    assert not again.scales["metric"].higher_is_better
     (record,) = (each for each in again.records if each.metric == "metric")
     assert record.measured.value == mine.value["euler", 2]
     assert record.measured.standard_error == mine.standard_error["euler", 2]
@@ -805,3 +809,9 @@ def test_notes_of_a_file_write_no_control_characters(tmp_path, capsys):
     print_results(Results.read(tmp_path))
     assert "gone" in (printed := capsys.readouterr().out)
     assert "\x1b" not in printed
+
+
+def test_masks_left_in_samples_are_noted():
+    results = run(exact(), ["tr_cie(finish=none, cutoff=0.5)", "tr_cie"], [2], Sampling(4, show=4))
+    (note,) = [note for note in results.notes if "leaves masks in its samples" in note]
+    assert note.startswith("tr_cie(cutoff=0.5, finish=none) leaves masks in its samples: ")

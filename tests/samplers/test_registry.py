@@ -124,7 +124,7 @@ def test_options_that_are_no_pairs(spec):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("tr_ci", r"unknown sampler 'tr_ci'; known samplers: auto, euler, .*; did you mean tr_cie\?"),
+        ("tr_ci", r"unknown sampler 'tr_ci'; did you mean tr_cie\?; known samplers: auto, euler, "),
         ("autos", r"did you mean auto\?"),
         ("zzz", "your own class is path.to.file.py:Class"),
         ("ablation", "'ablation' is a set of samplers. Choose one of them: euler, euler_tau_grid, tr, cie"),

@@ -86,7 +86,12 @@ SETTINGS: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
         ("model.network", "networks/transformer.py", "TransformerConfig", ("width", "blocks", "time")),
     ],
     "Optimizer": [
-        ("model.optimizer", "train/module.py", "OptimizerConfig", ("name", "learning_rate", "warmup_steps")),
+        (
+            "model.optimizer",
+            "train/module.py",
+            "OptimizerConfig",
+            ("name", "learning_rate", "muon_learning_rate"),
+        ),
     ],
     "Evaluation during training": [
         ("evaluation", "evaluation/callback.py", "SamplerEvaluation", ("samplers", "nfes", "num_samples")),

@@ -584,6 +584,7 @@ def evaluate(
     *,
     task: Task | None = None,
     metric: Callable[[Tensor], Tensor] | None = None,
+    higher_is_better: bool = True,
     batch_size: int = 64,
     seed: int = 0,
     guidance: float | Sequence[float] = (),
@@ -605,7 +606,8 @@ def evaluate(
         num_samples: samples per cell, over all devices.
         task: measures the samples of a `tauflow.Model`, and says what real data is.
         metric: your own metric instead of the task's: a function from tokens (B, D) to a number per sample
-            (B,). Results contain its mean, under the function's name. Higher is better.
+            (B,). Results contain its mean, under the function's name.
+        higher_is_better: of `metric`, such as False for an error rate. Tables mark the best sampler by it.
         batch_size: samples drawn together. Devices share batches, and each batch has its own seed.
         seed: of all samples. Every sampler starts from the same x_0.
         guidance: a guidance weight, or several, each a row of the tables; 1 is none. Guides by the condition
@@ -634,7 +636,7 @@ def evaluate(
     if task is not None and metric is not None:
         raise SamplingError("evaluate takes a task or a metric, got both. Remove one of them.")
     if metric is not None:
-        task = _FunctionTask(model, metric)
+        task = _FunctionTask(model, metric, higher_is_better)
     elif task is None and isinstance(trained, Trained):
         task = trained.task
     if task is None:
@@ -672,25 +674,31 @@ class FunctionMetric(SampleMean):
         return values
 
 
+class FunctionError(FunctionMetric):
+    """The same for a function whose lower values are better."""
+
+    higher_is_better = False
+
+
 class _FunctionTask(Task):
     """The task of a model whose samples are measured with a function; it has no data."""
 
     alone = "there is no real data to compare with, only a metric"
 
-    def __init__(self, model: Model, metric: Callable[[Tensor], Tensor]):
+    def __init__(self, model: Model, metric: Callable[[Tensor], Tensor], higher_is_better: bool):
         name = getattr(metric, "__name__", "")
         self.num_tokens = model.process.num_tokens
         self.shape = model.shape
         self.conditions = model.conditions
         self.channels = model.channels
         self.primary_metric = name if name.isidentifier() else "metric"
-        self.metric = metric
+        self.metric = (FunctionMetric if higher_is_better else FunctionError)(metric)
 
     def setup(self, stage: str | None = None) -> None:
         raise SamplingError("This model needs a condition. Pass condition, what all samples are asked to be.")
 
     def sample_metrics(self) -> MetricCollection:
-        return MetricCollection({self.primary_metric: FunctionMetric(self.metric)}, compute_groups=False)
+        return MetricCollection({self.primary_metric: self.metric.clone()}, compute_groups=False)
 
     def show(self, tokens: Tensor, condition: Tensor | None = None) -> list[str]:
         return [" ".join(map(str, row)) for row in tokens.tolist()]
@@ -780,9 +788,21 @@ class SamplerGrid:
         advance = partial(bar.update, line, advance=1, refresh=True)
         try:
             cell = measure_cell(self.model, self.task, sampler, factors, self.sampling, advance, keep)
+            self._note_masks(name, cell)
             return self._add_nll(cell, sampler, advance) if name in self.likely else cell
         finally:
             bar.remove_task(line)
+
+    def _note_masks(self, name: str, cell: Cell) -> None:
+        """Note a sampler that leaves masks in its samples, such as a custom one that doesn't finish."""
+        if cell.shown is None or not self.model.process.absorbing:
+            return
+        share = (torch.tensor(cell.shown.tokens) >= self.model.process.num_tokens).double().mean().item()
+        if share:
+            self.notes.append(
+                f"{name} leaves masks in its samples: {share:.0%} of tokens at NFE {cell.factors['nfe']}. "
+                'Use finish=draw, or set finishing = "draw" in your own class.'
+            )
 
     def _add_nll(self, cell: Cell, sampler: Sampler, advance: Callable[[], None]) -> Cell:
         try:

@@ -326,7 +326,7 @@ def _named(name: str, model: Model | None) -> Sampler:
     check(not members, f"{name!r} is a set of samplers. Choose one of them: {members}")
     near = difflib.get_close_matches(plain, [*SAMPLERS, *PRESETS, *ALIASES, "auto"], n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise SamplingError(f"unknown sampler {name!r}; known samplers: auto, {', '.join(SAMPLERS)}{hint}{OWN}")
+    raise SamplingError(f"unknown sampler {name!r}{hint}; known samplers: auto, {', '.join(SAMPLERS)}{OWN}")
 
 
 def _built(name: str) -> Sampler:

@@ -340,21 +340,18 @@ def find_hook(task: Task, name: str, flag: str) -> Callable[..., Any]:
 
 
 def parse_settings(words: Iterable[str]) -> dict[str, Any]:
-    """Return the settings that words such as "files=corpus.txt" give; a value is YAML."""
+    """Return the settings that words such as "files=corpus.txt" give; a value is YAML, or else text."""
     import yaml
 
     found: dict[str, Any] = {}
     for word in words:
         name, equals, text = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise SettingsError(f"--data must be KEY=VALUE, such as files=corpus.txt, got {word!r}.")
         try:
             found[name] = yaml.safe_load(text)
-            fits = bool(equals) and name.isidentifier()
-        except (yaml.YAMLError, ValueError):
-            fits = False
-        if not fits:
-            raise SettingsError(
-                f"--data must be KEY=VALUE, such as files=corpus.txt, with a value in YAML, got {word!r}."
-            )
+        except (yaml.YAMLError, ValueError):  # such as the regular expression [A-Z]{3}
+            found[name] = text
     return found
 
 

@@ -288,6 +288,18 @@ class RunSummary(Callback):
         if trainer.is_global_zero:
             print("\n".join(lines), flush=True)
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print that a run ends before its first validation, and what it therefore lacks."""
+        every = trainer.val_check_batch  # type: ignore[attr-defined]  # Lightning sets it in a connector
+        batches = trainer.estimated_stepping_batches * trainer.accumulate_grad_batches
+        if trainer.is_global_zero and trainer.enable_validation and every and batches < every:
+            steps = math.ceil(every / trainer.accumulate_grad_batches)
+            print(
+                f"note        the run ends before its first validation (step {steps}): no val/bound, no "
+                "best.ckpt\n            validate more often with a lower --data.epoch_items",
+                flush=True,
+            )
+
     def lines(self, trainer: Trainer, module: DFMModule) -> list[str]:
         """Return the summary of a run."""
         parameters = in_words(sum(parameter.numel() for parameter in module.network.parameters()))
