@@ -78,7 +78,7 @@ def points(folder: Path) -> dict:
 def files_of(folder: Path) -> set[str]:
     """What a run leaves, without the record that each resume adds."""
     names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    added = r".*tfevents.*|.*\.unfinished|config_from_step_\d+\.yaml|hparams_\d+\.yaml"
+    added = r".*tfevents.*|.*\.unfinished|config_from_step_[\d_]+\.yaml|hparams_\d+\.yaml"
     return {str(name) for name in names if not re.fullmatch(added, name.name)}
 
 

@@ -150,6 +150,7 @@ def test_weights_that_16_bits_do_not_hold_are_refused(trained, tmp_path):
 def test_sample_without_a_run_takes_the_shipped_model(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tauflow.cli.sample.ROOT", tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
     with pytest.raises(SystemExit) as stop:
         sample(["--num_samples", "2", "--nll_items", "0", "--accelerator", "cpu", "--no_progress"])
     printed = capsys.readouterr().out
