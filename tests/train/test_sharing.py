@@ -309,7 +309,7 @@ def test_without_a_network_the_cache_is_enough(exported, hub, monkeypatch):
     step = tauflow.load("me/tiny").step
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert tauflow.load("me/tiny").step == step
-    with pytest.raises(CheckpointError, match=r"me/other is no file or folder here, .*Check the network"):
+    with pytest.raises(CheckpointError, match=r"me/other isn't a file or folder here, .*Check the network"):
         tauflow.load("me/other")
 
 

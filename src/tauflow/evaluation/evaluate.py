@@ -674,7 +674,7 @@ class FunctionMetric(SampleMean):
         return values
 
 
-class FunctionError(FunctionMetric):
+class LowerFunctionMetric(FunctionMetric):
     """The same for a function whose lower values are better."""
 
     higher_is_better = False
@@ -692,7 +692,7 @@ class _FunctionTask(Task):
         self.conditions = model.conditions
         self.channels = model.channels
         self.primary_metric = name if name.isidentifier() else "metric"
-        self.metric = (FunctionMetric if higher_is_better else FunctionError)(metric)
+        self.metric = (FunctionMetric if higher_is_better else LowerFunctionMetric)(metric)
 
     def setup(self, stage: str | None = None) -> None:
         raise SamplingError("This model needs a condition. Pass condition, what all samples are asked to be.")

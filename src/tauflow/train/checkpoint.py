@@ -255,7 +255,7 @@ def _download(name: str, revision: str | None) -> Path:
             )
         return folder / WEIGHTS
     raise CheckpointError(
-        f"{name} is no file or folder here, and can't be downloaded from the Hugging Face Hub: {reason}"
+        f"{name} isn't a file or folder here, and can't be downloaded from the Hugging Face Hub: {reason}"
     )
 
 
